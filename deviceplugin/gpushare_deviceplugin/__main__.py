@@ -11,7 +11,7 @@ from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.options import AgentOptions, parse_options
 
 LINGER_SECONDS = 1.0
-"""After SIGTERM: by then kubelet has admitted what was bound before the extender saw this pod leave (ADR 0160)."""
+"""Wait after SIGTERM: by then kubelet has admitted pods that were bound before we seemed to leave (ADR 0160)."""
 
 
 async def _until_stopped(options: AgentOptions) -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     """Run the agent with the command line's options."""
     options = parse_options(sys.argv[1:])
     if options.plugins_directory is not None:
-        end_with_parent()  # the front: two agents must not serve one node
+        end_with_parent()  # end with the front: two agents must not serve one node
     frugal.before_imports()
     set_up_logging(options.log_level)
     asyncio.run(_until_stopped(options))

@@ -50,11 +50,11 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, buil
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
 ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
-HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop running at all
+HUNG_SECONDS: Final = 60.0  # without a sampling round, or without the event loop running
 
 
 def devices_opener(options: AgentOptions, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
-    """Return what opens the devices that the options name; it loads the driver's library only when called."""
+    """Return a function that opens the options' devices; it loads the driver's library only when called."""
     if options.simulated:
         return simulated_opener(options.simulated, options.node_name, options.directory, clock)
 
@@ -152,7 +152,7 @@ class Agent:
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
         plugins = kubelet / "device-plugins"
         under_way = AllocationsUnderWay(checkpoint=plugins / CHECKPOINT)
-        under_way.expect()  # one that the agent before us has begun and that the front holds
+        under_way.expect()  # one that the previous agent began and the front holds
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct, under_way)
         plugin = DevicePlugin(
             self.state,
@@ -230,7 +230,7 @@ class Agent:
     async def run(self) -> None:
         """Run every part until cancelled; a part that fails is logged and started again."""
         await self.sampler.step()  # so that the first listing that kubelet sees is complete
-        await self.runtime.look()  # and the first container gets its GPU as the node gives it
+        await self.runtime.look()  # so that the first container gets its GPU the way this node does it
         async with (
             self.cluster.pods() as pods,
             self._gpushares,
@@ -262,7 +262,7 @@ class Agent:
         tasks.create_task(keep_running(name, run, self.state.counts.error), name=name)
 
     async def _write_status(self) -> None:
-        """Write the GpuNode once kubelet has listed the allocations: before, a starting pod looks absent."""
+        """Write the GpuNode once kubelet has listed the allocations: before that, a starting pod looks absent."""
         changed = self.state.subscribe()
         try:
             async with asyncio.timeout(ALLOCATIONS_SECONDS):
@@ -276,7 +276,7 @@ class Agent:
         await self.status.run()
 
     async def _tell_events(self) -> None:
-        """Compare each GPU's health and its gate's report with the previous ones, and write events for news."""
+        """Compare each GPU's health and gate report with the previous ones, and write events for changes."""
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
         recent = RecentTenants(self._clock)
@@ -297,7 +297,7 @@ class Agent:
             await asyncio.sleep(EVENT_SECONDS)
 
     async def _prune(self, watched: Any) -> None:
-        """Forget pods that a direct list returned and the watch does not know: deleted between the two."""
+        """Forget pods that a direct list returned but the watch does not know: they were deleted in between."""
         suspects: set[str] = set()
         while True:
             await asyncio.sleep(60.0)

@@ -17,7 +17,7 @@ VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 class DeviceListStrategy(StrEnum):
-    """How a container gets its GPU; AUTO: by CDI where the node can, else by the variable (ADR 0148)."""
+    """Way a container gets its GPU; AUTO: by CDI if the node supports it, else by the variable (ADR 0148)."""
 
     AUTO = "auto"
     ENVVAR = "envvar"
@@ -48,15 +48,15 @@ def gpu_of(device_id: str) -> str:
 
 
 def shares_by_gpu(ids: Iterable[str]) -> dict[str, int]:
-    """Return how many percent of each GPU a set of ids stands for, in the order of first appearance."""
+    """Return the percent of each GPU that a set of ids represents, in order of first appearance."""
     return dict(Counter(gpu_of(device_id) for device_id in ids))
 
 
 def check_grant(ids: Sequence[str], known_gpus: Iterable[str]) -> dict[str, int] | Rejection:
     """Return shares by GPU if the ids are valid: part of one GPU, or whole GPUs.
 
-    kubelet treats the preferred allocation as a hint; ids across GPUs would run under no cap that was decided, so
-    they are refused, and the pod's owner makes a new pod.
+    kubelet treats the preferred allocation as a hint only. No cap was decided for ids across GPUs, so they are
+    refused, and the pod's owner creates a new pod.
     """
     shares = shares_by_gpu(ids)
     unknown = sorted(set(shares) - set(known_gpus))
@@ -71,13 +71,13 @@ def check_grant(ids: Sequence[str], known_gpus: Iterable[str]) -> dict[str, int]
 def check_memory(
     gpu: GpuInfo, reserve_mib: int, asking: Sequence[ManagedPod], holding: Iterable[ManagedPod]
 ) -> Rejection | None:
-    """Return a refusal where the memory limits of one GPU's pods would be more than the GPU has for tenants.
+    """Return a refusal if the memory limits of one GPU's pods would exceed the GPU's memory for tenants.
 
     Args:
-        reserve_mib: what the extender keeps from tenants, too.
-        asking: the pods of which one is being allocated; the one with the smallest limit counts, so that none is
-            refused in another's place. With none, nothing is known to refuse.
-        holding: the pods that are on the GPU already. Where there are none, nobody's memory is taken.
+        reserve_mib: MiB reserved from tenants, the same as the extender's.
+        asking: candidates for the pod that is being allocated. The smallest of their limits counts, so that no pod
+            is refused in place of another; without candidates nothing is refused.
+        holding: the pods that are on the GPU already; without any nothing is refused.
     """
     others = {pod.uid: pod.decision.memory_limit_mib for pod in holding if pod.decision is not None}
     asked = min(
@@ -102,9 +102,9 @@ def prefer(
     Args:
         available: ids that kubelet offers, those of `must_include` among them.
         size: how many ids are wanted.
-        pending: pods of this node that are bound and not yet allocated; the one decided first goes first.
+        pending: pods of this node that are bound but not allocated yet; the one decided first is served first.
 
-    A request that no pending pod explains (its decision is unknown here) gets the fullest GPU that has room.
+    A request that matches no pending pod (its decision is unknown here) gets the fullest GPU that has room.
     """
     by_gpu: dict[str, list[str]] = {}
     for device_id in sorted(available):
@@ -147,11 +147,12 @@ def _take(
 def grant(gpu_uuids: Sequence[str], directory: Path, *, by_cdi: bool) -> ContainerGrant:
     """Return the settings of a container with these GPUs.
 
-    With CDI the variable is "void", so that the NVIDIA runtime, where it is the container's, does not also give
-    the GPUs that the image's own variable names: most CUDA images say "all".
+    With CDI the variable is "void". Otherwise the NVIDIA runtime, if the container uses it, would also give the
+    GPUs of the image's own variable, which is "all" in most CUDA images.
 
-    A pod with several GPUs has each of them whole, and a CUDA process talks to one MPS pipe directory only, so it
-    runs without MPS: nobody shares with it, and it needs no cap (ADR 0030).
+    A pod with several GPUs has each of them whole and runs without MPS, since a CUDA process uses only one MPS
+    pipe
+    directory: no other pod shares these GPUs, so it needs no cap (ADR 0030).
     """
     uuids = ",".join(gpu_uuids)
     envs = {VISIBLE_DEVICES: "void" if by_cdi else uuids}

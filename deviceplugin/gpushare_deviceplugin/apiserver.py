@@ -62,7 +62,7 @@ class AgentApi:
         )
 
     def profiles(self) -> Reflector[SharedProfile]:
-        """Return the reflector that keeps `shares`; the state hears of their changes."""
+        """Return the reflector that keeps `shares`; it notifies the state of changes."""
 
         def on_change(change: Change, key: str, share: SharedProfile) -> None:
             if change is Change.DELETED:
@@ -75,7 +75,7 @@ class AgentApi:
         return Reflector(self._api, GPUSHARES, reduce, on_change=on_change)
 
     async def refresh_pods(self) -> frozenset[str] | None:
-        """List this node's pods now, for when our watch is behind; return their uids, None when that fails."""
+        """List this node's pods now, because our watch may be behind; return their uids, or None on failure."""
         try:
             listing = await self._api.list(
                 PODS,
@@ -132,7 +132,7 @@ class AgentApi:
         return True
 
     async def tell(self, notice: Notice, pod: ManagedPod | None = None) -> None:
-        """Write an event about a pod of this node, or about the node; `pod` where it is not one of ours."""
+        """Write an event about a pod of this node, or about the node; give `pod` if it is not a managed one."""
         regarding = self._node
         if notice.pod_uid is not None:
             pod = pod or self._state.pods.get(notice.pod_uid)
@@ -175,7 +175,7 @@ class AgentApi:
             return None
 
     async def _node_uid(self) -> str | None:
-        """Return the Node's uid, so that its GpuNode is deleted with it; None where we may not read nodes."""
+        """Return the Node's uid, so that its GpuNode is deleted with it; None if we may not read nodes."""
         try:
             node = await self._api.get(NODES, self._node_name)
         except ApiError:

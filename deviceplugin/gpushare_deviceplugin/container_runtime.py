@@ -1,6 +1,6 @@
-"""How this node's container runtime gives GPUs to containers: by CDI, and to whoever names them in a variable.
+"""Find out how this node's container runtime gives GPUs to containers: by CDI, by an environment variable.
 
-Nothing here asks the container runtime itself: its socket would be root on the node.
+The container runtime itself is not asked: access to its socket would mean root on the node.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ LOOK_SECONDS: Final = 30.0
 _API_SECONDS: Final = 5.0
 _VERSION_SECONDS: Final = 600.0  # between two looks at the Node's version: an upgrade drains the node
 HONOURED: Final = "GpuVariableHonoured"
-# First releases that hand the CRI's field CDIDevices to containers without a setting: containerd has enable_cdi on
-# since 2.0 (its pull request 9621), CRI-O since the field exists (1.28). In containerd 1.7 it is off by default.
+# First releases that apply the CRI's field CDIDevices without a setting: in containerd, enable_cdi is on by
+# default since 2.0 (its pull request 9621; off in 1.7), in CRI-O since the field exists (1.28).
 _CDI_SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 _VERSION: Final = re.compile(r"^([a-z-]+)://v?(\d+)\.(\d+)")
 _LARGEST_SPEC_BYTES: Final = 2 * 2**20
 _DEEPEST_SPEC: Final = 50  # a specification nests 6 deep; libyaml's loader recurses without a limit and overflows
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # by libyaml, where PyYAML was built with it
 _NOTHING: Final = frozenset({"", "void", "none"})  # values with which the toolkit gives no GPU
-# What the toolkit takes for privileged: pkg/config/image/privileged.go of nvidia-container-toolkit.
+# The toolkit's test for privileged: pkg/config/image/privileged.go of nvidia-container-toolkit.
 _CAP_SYS_ADMIN: Final = 21
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ADVICE: Final = "docs/install.md, 'Pods that ask for no share', says how to end that"
@@ -52,14 +52,14 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was concluded about the variable, with the evidence as a sentence."""
+    """Conclusion about the variable, with the evidence as a sentence."""
 
     trust: Trust
     why: str
 
 
 def why_no_cdi(version: str | None) -> str:
-    """Return why a runtime (as the Node names it) may not give devices by CDI; empty when it does."""
+    """Return why a runtime (as the Node names it) may not support CDI; empty if it does."""
     found = _VERSION.match(version or "")
     if found is None:
         return f"the node's container runtime is not known ({version or 'its Node was not read'})"
@@ -82,9 +82,7 @@ class CdiSpecifications:
         self._kept: dict[Path, tuple[_Stamp, frozenset[str]]] = {}
 
     def gpus(self) -> frozenset[str]:
-        """Return the names under which the specifications offer NVIDIA GPUs; files not fit for that are left out,
-        as a container runtime does.
-        """
+        """Return the CDI names of NVIDIA GPUs; invalid files are ignored, as a container runtime does."""
         kept: dict[Path, tuple[_Stamp, frozenset[str]]] = {}
         for directory in self._directories:
             for path in sorted((*directory.glob("*.json"), *directory.glob("*.yaml"))):
@@ -114,10 +112,10 @@ class CdiSpecifications:
 
 
 def _parse(text: str) -> object:
-    """Return what a YAML text, which JSON is too, says.
+    """Parse YAML text (JSON included).
 
     Raises:
-        yaml.YAMLError: it is none, or nests too deep.
+        yaml.YAMLError: the text is not YAML, or nests too deeply.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -128,18 +126,18 @@ def _parse(text: str) -> object:
 
 
 def is_privileged(status: str) -> bool:
-    """Return whether a /proc/<pid>/status is of a container that the toolkit takes for privileged."""
+    """Return whether the toolkit treats a process with this /proc/<pid>/status as privileged."""
     sets = re.findall(r"^Cap(?:Eff|Bnd):\s*([0-9a-f]+)$", status, re.MULTILINE)
     return any(int(each, 16) >> _CAP_SYS_ADMIN & 1 for each in sets)
 
 
 def verdict_of(visible: str | None, *, has_gpus: bool, privileged: bool, settings: str | None) -> Verdict | None:
-    """Judge whether the runtime honours the variable; None where nothing can be said yet.
+    """Judge whether the runtime honours the variable; None if it is unknown as yet.
 
     Args:
-        visible: this container's own NVIDIA_VISIBLE_DEVICES, which the chart sets; None where it is not set.
-        has_gpus: the driver answers here.
-        privileged: this container is; settings: the toolkit's config.toml, None where it cannot be read.
+        visible: this container's own NVIDIA_VISIBLE_DEVICES, set by the chart; None if it is not set.
+        has_gpus: whether the driver answers here.
+        privileged: whether this container is; settings: text of the toolkit's config.toml, None if unreadable.
     """
     asks = visible is not None and visible not in _NOTHING
     if asks and has_gpus and not privileged:
@@ -163,7 +161,7 @@ def verdict_of(visible: str | None, *, has_gpus: bool, privileged: bool, setting
 
 
 def _accepts(settings: str) -> bool | None:
-    """Return the toolkit's setting, true where it is left out; None for a text that is no TOML."""
+    """Return the toolkit's setting, true if it is absent; None for text that is not TOML."""
     try:
         return bool(tomllib.loads(settings).get(_SETTING, True))
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -172,10 +170,10 @@ def _accepts(settings: str) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFiles:
-    """Where to look on the node.
+    """Paths to read on the node.
 
     Attributes:
-        cdi: directories of CDI specifications; toolkit: the toolkit's config.toml, None not to look.
+        cdi: directories of CDI specifications; toolkit: the toolkit's config.toml; None: do not read it.
     """
 
     cdi: Sequence[Path] = ()
@@ -184,13 +182,13 @@ class RuntimeFiles:
 
 
 class ContainerRuntime:
-    """What is known of this node's container runtime; `look` renews it.
+    """Facts about this node's container runtime; `look` refreshes them.
 
     Args:
-        strategy: as the options say it; AUTO is CDI where runtime and specifications serve a container's GPUs.
-        version: asks the API server for the Node's containerRuntimeVersion; None when it cannot say now.
+        strategy: from the options; AUTO means CDI if the runtime supports it and specifications offer the GPUs.
+        version: asks the API server for the Node's containerRuntimeVersion; None if it is not available now.
         tell: writes an event about the node.
-        simulated: GPUs without silicon, which no runtime gives.
+        simulated: whether the GPUs are simulated, which no runtime gives.
     """
 
     def __init__(
@@ -233,7 +231,7 @@ class ContainerRuntime:
         return f"no CDI specification of {CDI_KIND} in {where} names {', '.join(missing)}" if missing else ""
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Return what a GpuNode says of it; nothing for simulated GPUs, and nothing that was not looked at."""
+        """Return the GpuNode's conditions about it; none for simulated GPUs, or for what was not checked."""
         if self._simulated:
             return ()
         found = []
@@ -257,7 +255,7 @@ class ContainerRuntime:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Renew what is known; write an event when the runtime turns out to honour the variable."""
+        """Refresh the facts; write an event if the runtime turns out to honour the variable."""
         if self._simulated:
             return
         await self._renew_version()

@@ -1,4 +1,4 @@
-"""The decisions file of each GPU, which the gate enforces: written from the pods, replaced atomically."""
+"""Write each GPU's decisions file from the pods, replacing it atomically; the gate enforces it."""
 
 import asyncio
 import logging
@@ -17,12 +17,12 @@ RETRY_SECONDS: Final = 5.0  # after a full disk; meanwhile the file on disk stay
 
 
 def class_of_annotation(pod: ManagedPod) -> Terms:
-    """Return the terms of a pod of which nothing but its own annotations is known."""
+    """Return the terms of a pod from its own annotations alone."""
     return Terms(pod.job_class, math.inf)
 
 
 def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, Decisions]:
-    """Return each GPU's decisions: every pod of ours that runs, or may start to run, on it."""
+    """Return each GPU's decisions: one for every managed pod that runs or may start on it."""
     by_gpu: dict[str, dict[str, PodDecision]] = {uuid: {} for uuid in state.gpus}
     for pod in sorted(state.pods.values(), key=lambda each: each.uid):
         if pod.is_over or pod.decision is None:
@@ -42,7 +42,7 @@ def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, 
 
 
 class DecisionWriter:
-    """Keeps the files in line with `decide`. Start it once the pods are known: with an empty file they wait."""
+    """Writer of the files by `decide`; start it only once the pods are known, since others must wait."""
 
     def __init__(self, state: NodeState, directory: Path, terms: TermsOf = class_of_annotation) -> None:
         self._state = state

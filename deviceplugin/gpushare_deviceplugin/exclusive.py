@@ -1,6 +1,6 @@
-"""GPUs in compute mode EXCLUSIVE_PROCESS while they are shared: the driver then refuses who is not under MPS.
+"""Keep shared GPUs in compute mode EXCLUSIVE_PROCESS: the driver then refuses processes outside MPS.
 
-What a GPU had before lies in its directory, so an agent that comes after a killed one sets it back.
+A GPU's former mode is stored in its directory, so that after an agent was killed the next one can restore it.
 """
 
 import json
@@ -21,7 +21,7 @@ _KEY: Final = "own"
 
 
 class _Problem(StrEnum):
-    """Why a GPU is not in the compute mode that it should have; the condition's reason, the first that holds."""
+    """Reason for which a GPU is not in its intended compute mode; the condition gives the first that applies."""
 
     CANNOT_RESET = "CannotReset"
     OTHER_MODE = "OtherMode"
@@ -35,14 +35,14 @@ class _Trouble:
 
 
 class ExclusiveMode:
-    """Keeps the mode of each GPU; `keep` and `give_back` run in the devices' thread, the rest in the event loop.
+    """Mode of each GPU; `keep` and `give_back` run in the devices' thread, the rest in the event loop.
 
     Args:
         directory: the node's gpushare directory.
-        enabled: by the options. Otherwise only what an earlier agent left is set back.
+        enabled: from the options. If not, only modes that an earlier agent set are restored.
 
     Attributes:
-        is_ready: the node's pods are known. Before, a GPU whose tenants run would look given up.
+        is_ready: whether the node's pods are known. Before that, a GPU with running tenants would look unused.
     """
 
     def __init__(self, state: NodeState, directory: Path, *, enabled: bool) -> None:
@@ -54,26 +54,25 @@ class ExclusiveMode:
         self._kept: frozenset[str] = frozenset()
 
     def shared(self) -> frozenset[str]:
-        """Return the GPUs that pods use through MPS, from their decision on; pods of several whole GPUs do not."""
+        """Return the GPUs that pods use through MPS, from the decision on; not those of pods with several."""
         each = (self._state.gpus_of(pod) for pod in self._state.pods.values() if not pod.is_over)
         return frozenset(gpus[0] for gpus in each if len(gpus) == 1)
 
     def keep(self, devices: Devices, uuid: str, shared: Collection[str]) -> None:
-        """Take one GPU a step to the mode that it should have; trouble is logged once."""
+        """Move one GPU a step towards its intended mode; a problem is logged once."""
         if self.is_ready:
             self._step(devices, uuid, is_wanted=self._enabled and uuid in shared)
             self._kept |= {uuid}
 
     def give_back(self, devices: Devices) -> None:
-        """Set every GPU back: this agent ends, and may be the last one."""
+        """Restore every GPU's mode: this agent ends, and no other may follow."""
         for gpu in devices.list():
             self._step(devices, gpu.uuid, is_wanted=False)
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Return what a GpuNode says of it: whether shared GPUs are exclusive.
+        """Return the GpuNode's condition on whether shared GPUs are exclusive; empty until it is known.
 
-        Nothing where nobody asked, and nothing before the shared GPUs were looked at. Unknown where the option is
-        off and a GPU that an earlier agent made exclusive stays so.
+        With the option off it is empty, or Unknown if an earlier agent's change of a GPU cannot be undone.
         """
         trouble = dict(sorted(self._trouble.items()))
         if not trouble:
@@ -125,7 +124,7 @@ def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:
 
 
 def _sentence(problem: _Problem, why: Mapping[str, str]) -> str:
-    """Return one sentence on GPUs with the same problem, with what an administrator does about it."""
+    """Return one sentence about GPUs with the same problem, and what an administrator can do."""
     if problem is _Problem.CANNOT_RESET:
         gpus, error = ", ".join(why), next(iter(why.values()))
         return (
@@ -136,10 +135,10 @@ def _sentence(problem: _Problem, why: Mapping[str, str]) -> str:
 
 
 def _remembered(path: Path) -> ComputeMode | None:
-    """Return the mode that a GPU had before; a file that nobody can read counts as the default mode.
+    """Return a GPU's former mode; a file with invalid content counts as the default mode.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     try:
         data = json.loads(path.read_bytes())

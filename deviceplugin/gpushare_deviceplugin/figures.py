@@ -31,7 +31,7 @@ def node_figures(
     slo_failures: Mapping[str, int],
     is_registered: bool,
 ) -> NodeFigures:
-    """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
+    """Return the present figures, from the same status as the GpuNode so that the two never differ."""
     status = build_status(state, gates, measures, keeping=keeping)
     return NodeFigures(
         node=node,

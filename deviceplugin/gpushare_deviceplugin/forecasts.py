@@ -1,6 +1,6 @@
-"""The interference model's predictions for each GPU's tenants, from a process that ends with its answer.
+"""Interference model's predictions for each GPU's tenants, from a process that ends after answering.
 
-The model needs numpy, 13 MiB that would stay in the agent for an answer that changes with the tenants. So the
+The model needs numpy, which would keep 13 MiB in the agent although answers change only with the tenants. So the
 agent runs `gpushare_deviceplugin.forecaster` when they change, for all GPUs at once, and keeps the answers.
 """
 
@@ -44,7 +44,7 @@ class Question:
 
     Attributes:
         tenants: pod uids; loads: in the same order, under the caps in force.
-        duties: part of the time that each of them may run; empty where nobody is throttled.
+        duties: part of the time that each of them may run; empty if none is throttled.
     """
 
     gpu_model: str
@@ -57,7 +57,7 @@ class Question:
         return (self.gpu_model, self.tenants, self.caps) == (other.gpu_model, other.tenants, other.caps)
 
     def is_near(self, other: "Question") -> bool:
-        """Return whether the answer to the other serves: the same tenants, and no signature moved much."""
+        """Return whether the other's answer is still good: the same tenants, and no signature changed much."""
         return self.is_about_the_same(other) and all(
             _is_near(one, two) for one, two in zip(self.loads, other.loads, strict=True)
         )
@@ -68,13 +68,13 @@ class Question:
         return tuple(load.thread_percentage for load in self.loads)
 
     def of(self, running: Sequence[int]) -> "Question":
-        """Return the question about some of the tenants, by their places, while the others are stopped."""
+        """Return the question about the tenants at these positions, while the others are stopped."""
         return Question(
             self.gpu_model, tuple(self.tenants[at] for at in running), tuple(self.loads[at] for at in running)
         )
 
     def parts(self) -> list[tuple[int, ...]]:
-        """Return the sets that run together while some are stopped: all of them, or all that lack one tenant."""
+        """Return the sets that run while others are stopped: all of them, or those that lack one tenant."""
         everyone = range(len(self.loads))
         fewest = 1 if len(everyone) <= MOST_WHOLE else max(1, len(everyone) - 1)
         sizes = range(fewest, len(everyone))
@@ -102,7 +102,7 @@ class ModelAnswer:
     """The predictions for a question's tenants.
 
     Attributes:
-        priors: with everyone running; parts: for those who run while others are stopped (`Question.parts`).
+        priors: with all running; parts: for each set that runs while others are stopped (`Question.parts`).
     """
 
     question: Question
@@ -112,8 +112,8 @@ class ModelAnswer:
     def under(self, duties: Sequence[float]) -> Priors:
         """Return the predictions under these duties: the mixture of the sets with and without each tenant.
 
-        They are less certain than those of the sets: a stopped tenant's queued work runs on (docs/facts.md 25),
-        and whether two are stopped at the same moments is not known.
+        They are less certain than those of the sets: a stopped tenant's queued work continues (docs/facts.md 25),
+        and it is unknown whether two tenants are stopped at the same moments.
         """
         throttled = [at for at, duty in enumerate(duties) if duty < 1.0]
         if not throttled or not self.parts:
@@ -140,7 +140,7 @@ class ModelAnswer:
         return Prior(sum(w * p.mean for w, p in known), sum(w * p.error for w, p in known))
 
     def _nearly(self, at: int, duties: Sequence[float], throttled: Sequence[int]) -> Prior | None:
-        """Return the mixture as if no two tenants were ever stopped at once; for sets too large to tell all of."""
+        """Return the mixture as if two tenants were never stopped at once; for sets too large for all subsets."""
         whole = self.priors[at]
         if whole is None:
             return None
@@ -157,7 +157,7 @@ _STOPPED: Final = Prior(0.0, 0.0)
 
 
 def _mixture(duties: Sequence[float], throttled: Sequence[int]) -> list[tuple[float, tuple[int, ...]]]:
-    """Return the sets that run together, each with the part of the time in which it does."""
+    """Return the sets that run together, each with its part of the time."""
     found = []
     for stopped in itertools.product((False, True), repeat=len(throttled)):
         absent = {at for at, is_stopped in zip(throttled, stopped, strict=True) if is_stopped}
@@ -171,7 +171,7 @@ class Forecasts:
 
     Args:
         ask: raises ForecastError.
-        with_parts: ask about those too that run while other tenants of the set are stopped by a throttle.
+        with_parts: ask also about the subsets that run while a throttle stops the others.
     """
 
     def __init__(self, state: NodeState, ask: Ask, *, with_parts: bool = False) -> None:
@@ -184,7 +184,7 @@ class Forecasts:
         self._failures = 0
 
     def expected(self, uuid: str, question: Question) -> Sequence[Prior | None]:
-        """Return the predictions for a GPU's tenants; none for a tenant until the model has answered about it."""
+        """Return the predictions for a GPU's tenants; None for a tenant until the model has answered about it."""
         answer = self._known.get(uuid)
         if answer is None or not question.is_near(answer.question):
             self._open[uuid] = question
@@ -200,7 +200,7 @@ class Forecasts:
             await asyncio.sleep(await self.step())
 
     async def step(self) -> float:
-        """Ask the open questions now; return for how many seconds to leave the model alone."""
+        """Ask the open questions now; return how many seconds to wait before the next."""
         self._opened.clear()
         questions, self._open = self._open, {}
         if not questions:
@@ -233,7 +233,7 @@ async def ask_model(questions: Sequence[Question]) -> Sequence[Priors]:
     """Run the shipped model in a process of its own and return its answers.
 
     Raises:
-        ForecastError: no process, no answer in time, or none that makes sense.
+        ForecastError: no process, no answer in time, or an invalid one.
     """
     payload = orjson.dumps([_written(question) for question in questions], option=orjson.OPT_NON_STR_KEYS)
     command = (sys.executable, "-m", "gpushare_deviceplugin.forecaster")

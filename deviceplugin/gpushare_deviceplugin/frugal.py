@@ -17,7 +17,7 @@ _PR_SET_THP_DISABLE: Final = 41  # sys/prctl.h
 def before_imports() -> None:
     """Set up the process before anything large is imported: one malloc arena, freed memory returned at once.
 
-    - No huge pages: where the kernel gives them unasked, each thread's stack and each arena takes 2 MB for the few
+    - No huge pages: if the kernel gives them by default, each thread's stack and each arena takes 2 MB for the few
       kB that it uses, and gRPC has a dozen threads or more.
     - No BLAS threads in the forecaster, our child process: its matrices are 48 x 12.
     - gRPC's fork handlers are off. The only child of this process is started by vfork and exec, which needs none.

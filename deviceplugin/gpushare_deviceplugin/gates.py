@@ -1,4 +1,4 @@
-"""The MPS host's report on each GPU, its freshness, and the news in it for people."""
+"""The MPS host's report on each GPU, its age, and the events that follow from it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Gates:
         self._readers: dict[str, Fresh[GateStatus]] = {}
 
     def read(self, uuid: str) -> GateStatus | None:
-        """Return the gate's report on a GPU; None when it never wrote one or fell silent."""
+        """Return the gate's report on a GPU; None if it never wrote one or has stopped writing."""
         if uuid not in self._readers:
             file = status_reader(GpuDirectory.of(self._directory, uuid))
             self._readers[uuid] = Fresh(file, self._clock, STALE_SECONDS, self._wall)
@@ -88,10 +88,10 @@ def _fault_of(status: GateStatus) -> MpsFault | None:
 
 
 def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str = "") -> GpuHealth:
-    """Return a GPU's health: well if its device is and its MPS is up: a client without MPS would be uncapped.
+    """Return a GPU's health: healthy if the device is and MPS is up, since clients without MPS would be uncapped.
 
     Args:
-        drained: why it is to get no new pods all the same.
+        drained: why it gets no new pods although it is healthy; empty if it may.
     """
     if device.health is Health.UNHEALTHY:
         return device
@@ -111,7 +111,7 @@ def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str =
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event for people: about a pod by uid, or about the node when None."""
+    """Event about a pod (by uid), or about the node (None)."""
 
     pod_uid: str | None
     reason: str
@@ -132,7 +132,7 @@ def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: It
 
 
 class RecentTenants:
-    """The pods that share a GPU, or did moments ago: a fault ends pods before the gate's report of it is read."""
+    """Pods that share a GPU or did moments ago: a fault ends pods before the gate's report of it is read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -149,14 +149,14 @@ class RecentTenants:
 
 
 def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> tuple[Notice, ...]:
-    """Return the news in a gate's report, as events for the pods concerned.
+    """Return a gate report's news as events for the pods concerned.
 
     Args:
         tenants: uids of the pods on this GPU, which all get an event for a fault of their server. So does every
-            pod that was connected when it began, by the gate's record of it, and before a restart.
+            other pod that was connected when the fault or restart began, by the gate's record.
 
-    A gate continues its predecessor's counts, so a count that grew is reported even by another gate (the whole MPS
-    host restarted). A gate that begins at zero has less than before, and nothing is reported.
+    A gate continues its predecessor's counts, so a count that grew is reported even if the MPS host restarted in
+    between. A gate that starts again from zero has a lower count, and nothing is reported.
     """
     found: list[Notice] = []
     if old is not None and new.faults > old.faults:
@@ -167,7 +167,7 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts
     ):
         note = f"MPS of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
-        # kubelet's list of a pod that came a moment ago may still be on its way; the gate knows its processes
+        # kubelet may not have listed a very new pod yet, but the gate knows its processes
         connected = (client.pod_uid for client in old.clients if client.pod_uid is not None)
         found += [Notice(uid, "MpsRestarted", note) for uid in dict.fromkeys((*tenants, *connected))]
         found.append(Notice(None, "MpsRestarted", note))

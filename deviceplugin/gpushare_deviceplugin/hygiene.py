@@ -1,4 +1,4 @@
-"""Trouble of this node's pods: looked for with each window, told once, published; by policy a GPU is drained."""
+"""Detect trouble of this node's pods in each window, report it once, publish it, and drain GPUs by policy."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ _OVER: Final = "PodWorksAgain"
 
 
 class Hygiene:
-    """What is wrong with the tenants of each GPU.
+    """Troubles of the tenants of each GPU.
 
     Args:
         outside: processes outside MPS, by GPU.
@@ -55,11 +55,11 @@ class Hygiene:
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
 
     def of(self, uuid: str, pod_uid: str) -> TenantTrouble | None:
-        """Return what is wrong with a tenant."""
+        """Return a tenant's trouble; None if it has none."""
         return self._troubles.get(uuid, {}).get(pod_uid)
 
     def drained(self, uuid: str) -> str:
-        """Return why a GPU is to get no new pods; empty where it may."""
+        """Return why a GPU gets no new pods; empty if it may."""
         drain = HygieneAction.DRAIN
         watch = self._watches.get(uuid, HygieneWatch())
         if self._settings.fault is drain and watch.is_quarantined(self._clock()):
@@ -73,7 +73,7 @@ class Hygiene:
         return ""
 
     def take(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> None:
-        """Look at one GPU after a window, or after its tenants changed."""
+        """Check one GPU after a window, or after its tenants changed."""
         now = self._clock()
         pods = {pod.uid: pod for pod, _ in tenants_of(self._state, uuid)}
         idle = None
@@ -149,11 +149,11 @@ class Hygiene:
             self._notices.put_nowait(notice)
 
     async def run(self) -> None:
-        """Tell what was found until cancelled."""
+        """Write events about findings until cancelled."""
         while True:
             await self._tell(await self._notices.get())
 
 
 def _does_nothing(measured: TenantMeasure, *, is_idle_gpu: bool) -> bool:
-    """Return whether a tenant with processes did nothing, as far as that is known."""
+    """Return whether a tenant with processes is known to have done nothing."""
     return bool(measured.clients) and (measured.is_asleep or is_idle_gpu)

@@ -1,4 +1,4 @@
-"""PodResources, kubelet's record of allocated device ids, and its reconciliation with the decisions."""
+"""Reconcile PodResources, kubelet's record of allocated device ids, with the decisions."""
 
 import asyncio
 import logging
@@ -26,24 +26,24 @@ FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5
 
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
-"""Kubelet's file beside the plugins' sockets: written anew once it has noted whose an allocation's ids are."""
-# Where that file cannot be seen: kubelet notes an allocation within milliseconds of the plugin's answer.
+"""Kubelet's file beside the plugins' sockets, rewritten once it has recorded which pod has an allocation's ids."""
+# If that file is not visible: kubelet records an allocation within milliseconds of the plugin's answer.
 QUIET_SECONDS: Final = 0.25
 POLL_SECONDS: Final = 0.05
-# Kubelet may have given up, or be in a burst of pods: allocations are read all the same.
+# Kubelet may have given up, or be starting many pods: after this time allocations are read anyway.
 LONGEST_WAIT_SECONDS: Final = 5.0
 
 
 class AllocationsUnderWay:
-    """Keeps lists of PodResources and kubelet's allocations apart.
+    """Lock that prevents lists of PodResources during kubelet's allocations.
 
-    A list has kubelet free the ids of ended pods, and with them it forgets the ids of an allocation under way
-    (UpdateAllocatedDevices in its devicemanager/manager.go, v1.35): the next pod may get the same ones.
-    An allocation is under way from the answer to GetPreferredAllocation until kubelet has noted, after Allocate,
-    whose the ids are. No list begins in between, and that answer waits until the list in flight has ended.
+    During a list kubelet frees the ids of ended pods, and it also forgets the ids of an allocation in progress
+    (UpdateAllocatedDevices in its devicemanager/manager.go, v1.35): the next pod may then get the same ids. An
+    allocation is in progress from the answer to GetPreferredAllocation until kubelet has recorded, after Allocate,
+    which pod has the ids. No list begins in between, and that answer waits until a list in flight has ended.
 
     Args:
-        checkpoint: kubelet's file, of which only the time of writing is looked at.
+        checkpoint: kubelet's file; only its time of writing is read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, checkpoint: Path | None = None) -> None:
@@ -56,16 +56,16 @@ class AllocationsUnderWay:
         self._no_list.set()
 
     def expect(self) -> None:
-        """Assume that an allocation is under way: the former agent may have left one, kept by the front."""
+        """Treat an allocation as in progress: the previous agent may have begun one that the front has kept."""
         self._expected_until = self._clock() + LONGEST_WAIT_SECONDS
 
     def expect_no_more(self) -> None:
-        """Assume it for a moment more only: a call that the front kept comes right after we registered."""
+        """Shorten `expect` to a moment: a call that the front kept arrives right after we registered."""
         self._expected_until = min(self._expected_until, self._clock() + QUIET_SECONDS)
 
     @asynccontextmanager
     async def choosing(self) -> AsyncIterator[None]:
-        """Mark a GetPreferredAllocation, which begins an allocation, once no list is in flight."""
+        """Mark a GetPreferredAllocation call, which begins an allocation, once no list is in flight."""
         self._open += 1
         try:
             with suppress(TimeoutError):
@@ -78,7 +78,7 @@ class AllocationsUnderWay:
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
-        """Mark an Allocate."""
+        """Mark an Allocate call in progress."""
         self._open += 1
         written_before = self._written()
         try:
@@ -90,7 +90,7 @@ class AllocationsUnderWay:
 
     @asynccontextmanager
     async def listing(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[None]:
-        """Mark a list, once no allocation is under way; wait for that at most `LONGEST_WAIT_SECONDS`."""
+        """Mark a list in progress, once no allocation is; wait for that at most `LONGEST_WAIT_SECONDS`."""
         until = self._clock() + LONGEST_WAIT_SECONDS
         while (seconds := self.seconds_left()) > 0 and self._clock() < until:
             await sleep(seconds)
@@ -101,7 +101,7 @@ class AllocationsUnderWay:
             self._no_list.set()
 
     def seconds_left(self) -> float:
-        """Return how long to wait before looking again; 0 when no allocation is under way."""
+        """Return how long to wait before checking again; 0 if no allocation is in progress."""
         now = self._clock()
         if self._open or now < max(self._allocate_by, self._expected_until):
             return POLL_SECONDS
@@ -113,7 +113,7 @@ class AllocationsUnderWay:
         return 0.0 if is_noted or now >= self._answered_at + LONGEST_WAIT_SECONDS else POLL_SECONDS
 
     def _written(self) -> tuple[int, int] | None:
-        """Return what changes when kubelet replaces the file; None when it cannot be seen."""
+        """Return a value that changes when kubelet replaces the file; None if the file is not visible."""
         if self._checkpoint is None:
             return None
         try:
@@ -164,11 +164,11 @@ class PodResources:
 
 
 class AllocationReconciler:
-    """Keeps the state in line with PodResources, and the annotations in line with the state.
+    """Reconciler of the state with PodResources, and of the annotations with the state.
 
     Args:
-        correct: writes a pod's decision annotations; may raise, then it is tried again at the next round.
-        under_way: kubelet's allocations, of which none may be under way when it is asked.
+        correct: writes a pod's decision annotations; if it raises, it is retried in the next round.
+        under_way: kubelet's allocations; none may be in progress during a list.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class AllocationReconciler:
         self._failing = False
 
     def poke(self) -> None:
-        """Reconcile soon and often after an Allocate, until its pod is known."""
+        """Reconcile soon and often after an Allocate call, until its pod is known."""
         self._poked.set()
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
-"""The loop of this node's GPUs: windows go to `core.control.watch`, its answers to the throttle, events and API.
+"""Control loop of this node's GPUs: pass windows to `core.control.watch`, and its answers to throttle and API.
 
-Nothing here decides: it translates. Its memory is rebuilt from windows: an agent that starts begins with everyone
-free, and so does a GPU whose agent fell silent (`gpushare.mps.asks.LEASE_SECONDS`).
+This module decides nothing, it only translates. Its state is rebuilt from windows: after a start of the agent no
+pod is throttled, nor on a GPU whose agent is silent (`gpushare.mps.asks.LEASE_SECONDS`).
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, ten
 _log = logging.getLogger(__name__)
 
 BEAT_SECONDS: Final = 1.0  # a fifth of the lease
-CALM_SAMPLES: Final = 5  # a window while every promise is kept and nobody is throttled
-ALERT_SECONDS: Final = 10.0  # short windows after a change of the tenants, or of what they draw
-HURRY_SECONDS: Final = 0.5  # a window, and the time between samples, until a broken promise is certain
-WATCH_SECONDS: Final = 1.0  # a window while something is wrong: a whole cycle of the throttle (mps.duty)
-UNEVEN_SECONDS: Final = 2.0  # with a duty below a half: its cycle is shorter, and no divisor of a second
-MOVED_RATIO: Final = 0.1  # a counter that differs by more from the last window's: something has changed
-SETTLED_SECONDS: Final = 10.0  # nothing new for so long, though something is wrong: windows twice as long
+CALM_SAMPLES: Final = 5  # in a window while every promise is kept and no pod is throttled
+ALERT_SECONDS: Final = 10.0  # of short windows after a change of the tenants or of their use
+HURRY_SECONDS: Final = 0.5  # length of a window and of a sample until a broken promise is certain
+WATCH_SECONDS: Final = 1.0  # length of a window while something is wrong: a full throttle cycle (mps.duty)
+UNEVEN_SECONDS: Final = 2.0  # the same with a duty below a half, whose cycle does not divide a second
+MOVED_RATIO: Final = 0.1  # a larger change of a counter between windows means that something has changed
+SETTLED_SECONDS: Final = 10.0  # without news while something is wrong; then windows are twice as long
 SETTLED_WINDOW_SECONDS: Final = 2.0
 EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod
 _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
@@ -56,9 +56,9 @@ _NOTHING: Final = WatchActions()
 
 @dataclass(slots=True)
 class _Gpu:
-    """What the loop keeps of one GPU; `stops` are who is stopped for a reading, until when.
+    """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
 
-    `news_at` is when last anything changed: who is there, what the GPU draws, what is done, who is short of what.
+    `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -85,13 +85,13 @@ class LoopCounts:
 
 
 class Loop:
-    """Watches and acts.
+    """Watcher of promises that acts when one is broken.
 
     Args:
         directory: the node's gpushare directory.
         tell: write an event.
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
-        enabled: otherwise promises are told, and nothing is done about them.
+        enabled: if not, promises are reported only, without any action.
         slos: the pods' own latency targets.
     """
 
@@ -128,7 +128,7 @@ class Loop:
         self._unthrottled = ""
 
     def is_due(self, uuid: str, fresh: Sequence[GpuSample]) -> bool:
-        """Return whether these samples are to be concluded from now.
+        """Return whether to conclude from these samples now.
 
         Short windows while something is wrong, changed lately, or changes now; long ones cost less.
         """
@@ -150,7 +150,7 @@ class Loop:
         return sum(sample.window_seconds for sample in fresh) >= 0.9 * seconds
 
     def pace(self) -> float:
-        """Return after how many seconds the next samples are wanted: soon while a promise may just be broken."""
+        """Return the seconds until the next samples are wanted: few while a promise may be broken."""
         now = self._clock()
         is_hurried = any(not gpu.actions.duties and now < gpu.hurry_until for gpu in self._gpus.values())
         return HURRY_SECONDS if is_hurried and self.enabled else math.inf
@@ -159,7 +159,7 @@ class Loop:
         """Watch one GPU's window, and act on what it shows; return whether something changed on the GPU.
 
         Args:
-            measure: of the window; without a sample it only says who is there.
+            measure: of the window; without a sample it only lists the tenants.
         """
         now = self._clock()
         gpu = self._gpus.setdefault(uuid, _Gpu())
@@ -184,14 +184,14 @@ class Loop:
             gpu.news_at = now
         if any(t.progress is not None and t.progress < t.promise and t.active for t in window.tenants):
             gpu.alert_until = max(gpu.alert_until, now + ALERT_SECONDS / 2)
-            if now >= gpu.hurry_until + ALERT_SECONDS:  # for moments: what is never certain is watched at ease
+            if now >= gpu.hurry_until + ALERT_SECONDS:  # only briefly, then normal windows
                 gpu.hurry_until = now + 2 * BEAT_SECONDS
         gpu.known = frozenset(t.uid for t in window.tenants if t.progress is not None and t.active)
         self._act(uuid, gpu, window, now)
         return gpu.watch.changed_at != changed_at
 
     def keeping(self, uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:
-        """Return what is promised to a tenant, and what the loop does about its GPU's promises."""
+        """Return a tenant's promise, and the loop's actions on its GPU."""
         gpu = self._gpus.get(uuid, _Gpu())
         duty = gpu.actions.duties.get(pod.uid, FREE)
         return Keeping(
@@ -209,13 +209,13 @@ class Loop:
         return pod_uid in gpu.actions.broken
 
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
-        """Ask that these pods be stopped until then (seconds since boot), for a reading; {} ends it."""
+        """Ask for pods to be stopped for a reading, each until a time (seconds since boot); {} ends it."""
         gpu = self._gpus.setdefault(uuid, _Gpu())
         gpu.stops = stops
         self._write(uuid, gpu)
 
     async def run(self) -> None:
-        """Renew the asks, and tell what was done, until cancelled."""
+        """Renew the asks and write events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell_all())
             while True:
@@ -223,7 +223,7 @@ class Loop:
                 await asyncio.sleep(BEAT_SECONDS)
 
     def beat(self) -> None:
-        """Renew the asks of every GPU that has some; let time pass where no window comes."""
+        """Renew the asks of every GPU that has some; let time pass for GPUs without windows."""
         if not self.enabled:
             return
         now = self._clock()
@@ -265,7 +265,7 @@ class Loop:
         self._notices.put_nowait(Notice(uid, str(reason), message, is_warning=reason in _WARNINGS))
 
     def _named(self, message: str, about: ManagedPod | None) -> str:
-        """Return a sentence with names for uids; who owns a pod is not told names of other namespaces."""
+        """Return a sentence with names for uids; a pod's owner does not see names of other namespaces."""
         for uid, pod in self._state.pods.items():
             if uid in message:
                 is_foreign = about is None or pod.namespace != about.namespace
@@ -305,13 +305,13 @@ class Loop:
         signatures = self._signatures.phases(pod, gpu.model) if gpu is not None else ()
         share = max(1, min(100, share_percent))
         alone = None
-        if signatures and signatures[0].counters.sm_util is not None:  # it is to hold in each of the phases
+        if signatures and signatures[0].counters.sm_util is not None:  # it must hold in each phase
             known = [each for each in signatures if each.counters.sm_util is not None]
             alone = min(1.0, *(progress_alone(each.counters, each.cap_curve, share / 100) for each in known))
         return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
     def _write(self, uuid: str, gpu: _Gpu) -> None:
-        """Write the asks of one GPU; nothing where there are none and were none."""
+        """Write the asks of one GPU; do nothing if there are none and were none."""
         if not self.enabled:
             return
         asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
@@ -336,7 +336,7 @@ class Loop:
 
 
 def _in_force(actions: WatchActions) -> tuple[object, ...]:
-    """Return what is done and who is short of what, without the notes."""
+    """Return the actions and shortfalls, without the notes."""
     return dict(actions.duties), actions.retract, actions.broken, actions.missed
 
 
@@ -353,7 +353,7 @@ def _has_moved(before: Mapping[str, float], sample: GpuSample) -> bool:
 
 
 def _decided_at(pod: ManagedPod) -> float:
-    """Return when the pod was placed; 0 where nothing says so: it counts as the oldest."""
+    """Return when the pod was placed; 0 if unknown: it then counts as the oldest."""
     try:
         return datetime.fromisoformat(pod.decision.decided_at).timestamp() if pod.decision else 0.0
     except ValueError:

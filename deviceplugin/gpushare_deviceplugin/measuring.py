@@ -1,4 +1,4 @@
-"""From a GPU's window to its tenants: clients and memory from the gate, progress and pipes by attribution."""
+"""Measure a GPU's tenants in a window: clients and memory from the gate, progress and pipes by attribution."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -29,11 +29,11 @@ from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
 
 _log = logging.getLogger(__name__)
 
-# A tenant that makes less is asleep (it waits for requests or data, or has finished), unless the model expects so
-# little of it. The least of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
+# A tenant with less progress is asleep (it waits for requests or data, or has finished), unless the model expects
+# so little. The slowest of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
 ASLEEP_RATIO: Final = 0.05
 STARVED_RATIO: Final = 0.15
-DUTY_SLACK: Final = 0.1  # a window of a second or two cuts through a throttle's cycle
+DUTY_SLACK: Final = 0.1  # a window of a second or two may cut a throttle's cycle
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
@@ -50,7 +50,7 @@ def merge(samples: Iterable[GpuSample]) -> GpuSample:
     )
 
 
-# The interference model's predictions for the tenants of one GPU (its uuid); None where it has none.
+# Interference model's predictions for the tenants of one GPU (by uuid); None for a tenant without one.
 Expected = Callable[[str, Question], Sequence[Prior | None]]
 
 
@@ -59,12 +59,12 @@ def nothing_expected(_: str, question: Question) -> Sequence[Prior | None]:
     return (None,) * len(question.loads)
 
 
-# Whom a search for phases is about: tenants with their caps, and the signatures of each.
+# Key of a search for phases: tenants with their caps, and the signatures of each.
 _SearchKey = tuple[tuple[tuple[str, int], ...], tuple[tuple[Counters | None, ...], ...]]
 
 
 class Measurer:
-    """Measures the tenants of a GPU, and learns signatures from those that run alone."""
+    """Measurer of a GPU's tenants; it learns signatures from those that run alone."""
 
     def __init__(self, state: NodeState, signatures: Signatures, expected: Expected = nothing_expected) -> None:
         self._state = state
@@ -77,7 +77,7 @@ class Measurer:
         """Return the measures of a GPU and its tenants.
 
         Args:
-            window: samples merged, to conclude and to learn from; None: no figures.
+            window: merged samples to measure and learn from; None: no figures.
         """
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
         tenants = {pod.uid: _by_gate(gate, pod.uid) for pod in pods}
@@ -100,7 +100,7 @@ class Measurer:
     def _alone(
         self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, window: GpuSample
     ) -> dict[str, TenantMeasure]:
-        """Measure a GPU's only active tenant: the counters are its own, and teach its signature under its cap."""
+        """Measure a GPU's only active tenant: the counters are its own and add to its signature under its cap."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
         if pod.own_percentage is None:
@@ -187,7 +187,7 @@ class Measurer:
         choices: Sequence[Sequence[TenantEvidence]],
         window: GpuSample,
     ) -> PhasedAttribution:
-        """Attribute a window, with what those before told of the same tenants, caps and signatures."""
+        """Attribute a window, continuing the phase search for the same tenants, caps and signatures."""
         whom = tuple((pod.uid, cap) for pod, cap in zip(active, threads, strict=True))
         key = whom, tuple(tuple(each.signature for each in known) for known in choices)
         before, search = self._searches.get(uuid, (None, PhaseSearch()))
@@ -206,7 +206,7 @@ class Measurer:
     def _watch_drift(
         self, uuid: str, active: Sequence[ManagedPod], phased: PhasedAttribution, seconds: float
     ) -> None:
-        """Have all tenants read anew whose signatures do not explain what the GPU does; it may be any of them."""
+        """Mark all tenants' signatures as doubtful if they no longer explain the GPU's use: any may be wrong."""
         before = self._drifts.get(uuid, DriftWatch())
         drift = self._drifts[uuid] = before.after([pod.uid for pod in active], phased.misfit, seconds)
         if not drift.is_suspected:
@@ -221,7 +221,7 @@ class Measurer:
 
 
 def throttled_bound(bound: float, duty: float) -> float:
-    """Return the most progress that a tenant can make in a part of the time, of what its cap allows."""
+    """Return the most progress that a tenant under a cap can make while it runs only a part of the time."""
     return bound * min(1.0, duty + DUTY_SLACK) if duty < 1.0 else bound
 
 
@@ -256,7 +256,7 @@ def _is_asleep(found: Attribution, prior: Prior | None) -> bool:
 
 
 def threads_of(gate: GateStatus, pod: ManagedPod) -> int:
-    """Return the cap in force: those that the pod's processes connected under, or their own lower ones, together.
+    """Return the cap in force: the sum of its processes' caps at their connection, or of their own lower ones.
 
     A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).
     """

@@ -17,22 +17,22 @@ from gpushare_deviceplugin.container_runtime import RuntimeFiles
 from gpushare_deviceplugin.outside import OutsidePolicy
 
 DEFAULT_METRICS_PORT: Final = 9400
-DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # as gpushare.core.placement has it, whose arrays no agent needs
+DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # the same as in gpushare.core.placement, which would load numpy
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """How one agent runs.
+    """Options of one agent.
 
     Attributes:
         directory: the node's gpushare directory; kubelet_directory: kubelet's own.
-        plugins_directory: where the front (ADR 0164) takes the plugin in kubelet's place; None where kubelet does.
+        plugins_directory: where the front (ADR 0164) accepts the plugin in kubelet's place; None without a front.
         simulated: such as "H200:2"; empty for real GPUs.
-        dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
+        dcgm_url: dcgm-exporter's metrics on this node; empty if GPM gives the counters.
         models: folder of the interference models of further GPUs; empty for none.
-        runtime_files: what tells how the container runtime gives GPUs.
+        runtime_files: files that show how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
-        probe_port: of the probes alone; 0: none, they are on the metrics' port too.
+        probe_port: port of the probes alone; 0: none, since the metrics' port serves them too.
         exclusive_process: whether shared GPUs are kept in compute mode EXCLUSIVE_PROCESS.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.

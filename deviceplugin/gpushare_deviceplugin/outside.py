@@ -22,8 +22,8 @@ REASON: Final = "OutsideMps"
 _MOST_WAITING: Final = 256  # reports in the queue while the API server is slow
 _SHOWN_PIDS: Final = 8
 _ASK_SECONDS: Final = 10.0  # between two lookups of one pod: a static pod's uid differs from the API server's
-_MOST_KNOWN: Final = 1024  # pods remembered; with more, all are looked up again
-# In other states the server in the gate's report may not be the one that runs.
+_MOST_KNOWN: Final = 1024  # pods remembered; beyond that, all are forgotten and looked up again
+# In other states the gate's report may name a server that no longer runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
 FindPod = Callable[[str], Awaitable[ManagedPod | None]]
@@ -31,7 +31,7 @@ Tell = Callable[[Notice, ManagedPod | None], Awaitable[None]]
 
 
 class OutsidePolicy(StrEnum):
-    """Whose processes outside MPS are ended; all are reported, and one of no pod is never ended (ADR 0171).
+    """Policy on ending processes outside MPS; all are reported, those of no pod are never ended (ADR 0171).
 
     DECIDED: those of pods that were given a part of a GPU by a decision. END: also those of all other pods.
     """
@@ -65,7 +65,7 @@ def end_process(process: OutsideProcess, proc: Path = PROC) -> bool:
 
 
 class OutsideMps:
-    """Looks at the processes of each round of sampling; `run` tells what was found.
+    """Checks of the processes in each sampling round; `run` reports findings.
 
     Args:
         find_pod: a pod of this node by its uid, ours or not.
@@ -73,9 +73,9 @@ class OutsideMps:
         end: end one process; never called with the policy `event`.
 
     Attributes:
-        watches: by GPU, what is known of its processes outside MPS; none before its first look.
+        watches: by GPU, its processes outside MPS; no entry before its first check.
         ended: by GPU, processes that were ended.
-        is_ready: the node's pods are known, so that those of several whole GPUs are too.
+        is_ready: whether the node's pods are known, and so those with several whole GPUs.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class OutsideMps:
         self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
 
     def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
-        """Check one GPU's processes; `None`, or a gate that serves nobody, is ignored."""
+        """Check one GPU's processes; ignore `None`, or a gate that does not serve."""
         if processes is None or gate is None or gate.state not in _SERVING or not self.is_ready:
             return
         listed = tuple(processes)
@@ -115,7 +115,7 @@ class OutsideMps:
             for pid in pids_outside(listed, gate.server_pid)
             if (ticks := start_ticks_of(pid, self._proc)) is not None  # otherwise it has ended meanwhile
         ]
-        # The node's own desktop is no trouble of anyone's.
+        # The node's own desktop is nobody's problem.
         present = [process for process in candidates if process.pod_uid is not None or not process.is_graphics]
         exempt = self._exempt(uuid, gate) if present else frozenset()
         self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, self._clock())
@@ -129,14 +129,14 @@ class OutsideMps:
             self._end_all(uuid, self.watches[uuid].present)
 
     def _ends(self, uuid: str, pod: ManagedPod | None, *, is_graphics: bool) -> bool:
-        """Whether the policy ends a known pod's processes on a GPU; graphics only by END (ADR 0171)."""
+        """Return whether the policy ends a known pod's processes on a GPU; graphics only with END (ADR 0171)."""
         if pod is None or self._policy is not OutsidePolicy.DECIDED:
             return pod is not None and self._policy is OutsidePolicy.END
         has_it_alone = pod.share_units >= names.SHARES_PER_GPU and uuid in self._state.gpus_of(pod)
         return pod.decision is not None and not has_it_alone and not is_graphics
 
     def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
-        """End the processes of pods that surely have no whole GPUs; look up the other pods first."""
+        """End the processes of pods that are known to have no whole GPUs; look up unknown pods first."""
         for process in present:
             uid = process.pod_uid
             if uid is None:

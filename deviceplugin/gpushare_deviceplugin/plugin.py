@@ -26,25 +26,25 @@ from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
-REFRESH_SECONDS: Final = 2.0  # kubelet waits for an answer; longer than this the API server is away
+REFRESH_SECONDS: Final = 2.0  # kubelet waits for the answer; after this time the API server counts as unreachable
 NO_MEMORY: Final = "NotEnoughGpuMemory"
 
 
 class DevicePlugin(DevicePluginServicer):
-    """One plugin for the resource `gpushare.io/share`.
+    """Device plugin for the resource `gpushare.io/share`.
 
     Args:
         directory: the node's gpushare directory, one folder a GPU.
-        by_cdi: whether a container is given these GPUs by CDI.
-        refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours, and returns
-            their uids; None when it cannot be asked.
+        by_cdi: returns whether a container gets these GPUs by CDI.
+        refresh_pods: lists this node's pods from the API, in case kubelet's watch was faster than ours; returns
+            their uids, or None if the API server cannot be asked.
         tell: write an event.
         memory_reserve_mib: MiB of each GPU that no tenant gets.
         on_allocated: called after each Allocate that was granted.
-        under_way: is told of each call that is part of an allocation.
+        under_way: notified of each call that is part of an allocation.
 
     Attributes:
-        has_lost_kubelet: it watched, and no longer does: most likely it restarts.
+        has_lost_kubelet: whether kubelet has stopped watching: most likely it restarts.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DevicePlugin(DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: api_pb2.PreferredAllocationRequest, context: Context
     ) -> api_pb2.PreferredAllocationResponse:
-        """Return ids of the GPU that was decided for the pending pod of that size."""
+        """Return ids of the GPU that was chosen for the pending pod of that size."""
         async with self._under_way.choosing():
             responses = []
             for asked in request.container_requests:
@@ -130,7 +130,7 @@ class DevicePlugin(DevicePluginServicer):
             return api_pb2.PreferredAllocationResponse(container_responses=responses)
 
     async def Allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
-        """Return what each container is given; refuse ids that make no sense together."""
+        """Return each container's settings; refuse an invalid combination of ids."""
         with self._under_way.allocating():
             return await self._allocate(request, context)
 
@@ -159,10 +159,10 @@ class DevicePlugin(DevicePluginServicer):
         return api_pb2.PreStartContainerResponse()
 
     async def _short_of_memory(self, shares: Mapping[str, int]) -> Rejection | None:
-        """Return why a GPU's memory is not enough, by what the API server says now; None where it cannot be asked.
+        """Return why a GPU's memory is not enough, after asking the API server; None if it is, or cannot be asked.
 
-        The extender counts by its own watch. A pod whose end it has seen, and ours has not yet, must not stand in
-        the way of the one that it has placed since.
+        The extender counts by its own watch. A pod whose end it has already seen but we have not must not block
+        the pod that it placed since.
         """
         if self._memory_refusal(shares, self._state.pods.keys()) is None or self._refresh_pods is None:
             return None

@@ -24,26 +24,26 @@ from gpushare.core.api import (
 )
 from gpushare.runtime.moments import unix_seconds
 
-# kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
-# ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
+# kubelet kills processes that still run after the grace period. By then the gate, which checks once a second, has
+# ended the pod's clients; a program has the rest of the period to save its state on SIGTERM.
 END_BEFORE_KILL_SECONDS: Final = 3.0
 THREAD_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 @dataclass(frozen=True, slots=True)
 class ManagedPod:
-    """One pod of this node that carries our label.
+    """Pod of this node with our label.
 
     Attributes:
-        share_units: what it asks of `gpushare.io/share`, 100 a GPU.
-        decision: where it was decided to run; None before the decision, or when its annotations are broken.
-        problem: what is wrong with its annotations, a sentence; empty when nothing is.
+        share_units: requested `gpushare.io/share`, 100 a GPU.
+        decision: its placement; None before the decision, or if its annotations are invalid.
+        problem: what is wrong with its annotations, a sentence; empty if nothing is.
         workload: key that links pods of one kind.
-        own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
+        own_percentage: lowest thread percentage that its containers set themselves; None if none does.
         processes: CUDA processes that share its cap.
         has_class: whether its own annotation names its class. is_auto: whether its fraction is `auto`.
-        probe_seconds: the shortest time-out of its containers' probes; None where they have none.
-        slo: its own latency target; one that cannot be read is refused at admission.
+        probe_seconds: shortest time-out of its containers' probes; None without probes.
+        slo: its own latency target; admission refuses invalid ones.
         ip: its address; empty while it has none. is_host_network: that is the node's.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
@@ -69,12 +69,12 @@ class ManagedPod:
 
     @property
     def key(self) -> str:
-        """Namespace and name, as PodResources names pods."""
+        """Return namespace/name, as PodResources names pods."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def is_over(self) -> bool:
-        """Whether its containers have ended for good, so that it holds no share any more."""
+        """Return whether its containers have ended for good, so that it holds no share any more."""
         return self.phase in TERMINAL_PHASES
 
 
@@ -115,10 +115,10 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
 
 
 def _own_percentage(spec: Mapping[str, Any]) -> int | None:
-    """Return the lowest thread percentage in its containers' own environment, as the pod's object tells it.
+    """Return the lowest thread percentage in its containers' environment, as given in the pod object.
 
-    What an image, a ConfigMap or the program itself sets is not seen: MPS tells no client's own percentage, and
-    the MPS host may not read the environment of a process.
+    A value set by an image, a ConfigMap or the program itself is not visible: MPS does not report a client's own
+    percentage, and the MPS host may not read the environment of a process.
     """
     found = []
     for value in values_of_variable(spec, THREAD_VARIABLE):
@@ -128,14 +128,14 @@ def _own_percentage(spec: Mapping[str, Any]) -> int | None:
 
 
 def _ends_at(metadata: Mapping[str, Any]) -> float | None:
-    """Return when to end a deleted pod's clients: shortly before its grace period, as the API tells it, ends."""
+    """Return when to end a deleted pod's clients: shortly before its grace period ends."""
     deleted_at, grace_seconds = deletion_of(metadata)
     kill_at = unix_seconds(deleted_at)
     return None if math.isinf(kill_at) else kill_at - min(END_BEFORE_KILL_SECONDS, grace_seconds)
 
 
 def _workload(pod: PodView) -> str:
-    """Return the key that links pods of one kind: in its namespace, so that nobody speaks for another tenant's."""
+    """Return the key that links pods of one kind, within a namespace so that tenants cannot affect others."""
     if (named := pod.annotations.get(names.WORKLOAD)) is not None:
         return f"{pod.namespace}/{named}"  # a name has no slash, so no owner's key looks the same
     kind, owner = pod.controller or ("", "")

@@ -1,7 +1,7 @@
-"""Profiles of workloads beside neighbours: read while the throughput neighbours are stopped for about a second.
+"""Profile workloads that have neighbours, by stopping their throughput neighbours for about a second.
 
-The counters of a GPU are one tenant's own once the others' queued work has run out (docs/facts.md 25, 26). Nobody
-of class latency is stopped, nobody whose probe would notice, and nobody for more than a tenth of a minute.
+A GPU's counters are one tenant's own once the others' queued work has drained (docs/facts.md 25, 26). No pod of
+class latency is stopped, none whose probe would fail, and none for more than a tenth of a minute.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ from gpushare_deviceplugin.status import tenants_of
 
 _log = logging.getLogger(__name__)
 
-SETTLE_SECONDS: Final = 0.5  # until the counters tell the truth (docs/facts.md 25)
-PROBE_MARGIN_SECONDS: Final = 0.2  # what a probe of a stopped pod has left of its time-out
+SETTLE_SECONDS: Final = 0.5  # until the counters are one pod's own (docs/facts.md 25)
+PROBE_MARGIN_SECONDS: Final = 0.2  # part of its time-out that a stopped pod's probe keeps
 MINUTE_SECONDS: Final = 60.0
 MOST_STOPPED_SECONDS: Final = 6.0  # of a minute, on each GPU
 APART_SECONDS: Final = 3.0  # between two readings on a GPU
-FIRST_SECONDS: Final = 2.0  # of a process, until it is read first
-PATIENT_READINGS: Final = 8  # a workload that gave nothing by then is read once in a while
+FIRST_SECONDS: Final = 2.0  # age of a process before its first reading
+PATIENT_READINGS: Final = 8  # without a result; after these, a workload is read only rarely
 PATIENT_SECONDS: Final = 120.0
-QUIET_SECONDS: Final = 10.0  # after somebody came or went, until a known workload is read: the loop acts first
-PATIENT_BROKEN_SECONDS: Final = 30.0  # for which such a reading waits besides while a promise is broken
+QUIET_SECONDS: Final = 10.0  # after a tenant change, before a known workload is read: the loop acts first
+PATIENT_BROKEN_SECONDS: Final = 30.0  # further wait of such a reading while a promise is broken
 LOOK_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
-WORD_SECONDS: Final = 2.0  # twice as long as the throttle's process is ever silent
-_EARLY_SECONDS: Final = 0.05  # the host's word on a freeze is a little late
+WORD_SECONDS: Final = 2.0  # twice the longest silence of the throttle's process
+_EARLY_SECONDS: Final = 0.05  # the host reports a freeze slightly late
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """One reading: the pod to read, its thread percentage, whom to stop, and for how long."""
+    """One reading: the pod to read, its thread percentage, the pods to stop, and for how long."""
 
     pod: ManagedPod
     cap: int
@@ -55,10 +55,10 @@ class ReadingPlan:
 
 @dataclass(slots=True)
 class _Record:
-    """What a GPU's readings were: when stops ended and how long they took; by pod, when it was read.
+    """A GPU's readings: when stops ended and how long they took; by pod, when it was read.
 
     Attributes:
-        active, active_since: the pods with clients, and since when it is just these.
+        active, active_since: the pods with clients, and since when the set is unchanged.
     """
 
     active: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class ReadingCounts:
 
 
 class SampledGpu(Protocol):
-    """What a reading needs of the sampler."""
+    """Part of the sampler that a reading needs."""
 
     gates: dict[str, GateStatus | None]
 
@@ -100,10 +100,10 @@ class SampledGpu(Protocol):
 
 
 class Stopper(Protocol):
-    """What a reading needs of the loop."""
+    """Part of the loop that a reading needs."""
 
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
-        """Ask that pods be stopped until then, seconds since boot."""
+        """Ask for pods to be stopped, each until a time in seconds since boot."""
         ...
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
@@ -112,7 +112,7 @@ class Stopper(Protocol):
 
 
 class Readings:
-    """Reads unknown workloads one after the other on each GPU.
+    """Readings of unknown workloads, one after the other on each GPU.
 
     Args:
         throttled: the throttle's present status of a GPU.
@@ -159,7 +159,7 @@ class Readings:
                 await self._sleep(LOOK_SECONDS)
 
     def plan(self, uuid: str) -> ReadingPlan | None:
-        """Return the next reading on a GPU that is due and allowed now; None where there is none."""
+        """Return a GPU's next reading that is due and allowed now, if any."""
         gate = self._sampler.gates.get(uuid)
         record = self._records.setdefault(uuid, _Record())
         if gate is None or gate.state not in _SERVING or gate.throttle.problem:
@@ -195,10 +195,10 @@ class Readings:
         return None
 
     async def read(self, uuid: str, plan: ReadingPlan) -> None:
-        """Stop the neighbours, wait until their queued work has run out, read, and let them go.
+        """Stop the neighbours, wait until their queued work has drained, read, and resume them.
 
-        What was read counts only where one and the same throttle's process reports before and after it: when that
-        process ends, its pods run, and its last report still calls them stopped.
+        The reading counts only if the same throttle process reports before and after it: if that process ends, its
+        pods run although its last report still calls them stopped.
         """
         record = self._records.setdefault(uuid, _Record())
         counts = self.counts.setdefault(uuid, ReadingCounts())
@@ -248,7 +248,7 @@ class Readings:
             )
 
     async def _stopped_by(self, uuid: str, pods: tuple[str, ...]) -> float | None:
-        """Wait for the report that all of them are stopped; return when the throttle's process that did it began.
+        """Wait for the report that all of them are stopped; return when the throttle process that did it started.
 
         None when the report does not come in time.
         """
@@ -263,14 +263,14 @@ class Readings:
         return None
 
     async def _is_still_there(self, uuid: str, started_at: float | None, read_at: float) -> bool:
-        """Wait for a report that is later than a reading; return whether the same throttle's process wrote it."""
+        """Wait for a report later than a reading; return whether the same throttle process wrote it."""
         deadline = self._clock() + WORD_SECONDS
         while (status := self._throttled(uuid)).beat < read_at and self._clock() < deadline:
             await self._sleep(POLL_SECONDS)
         return status.beat >= read_at and status.started_at == started_at
 
     def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:
-        """Return whether nobody came or went meanwhile."""
+        """Return whether the tenants are still the same."""
         gate = self._sampler.gates.get(uuid)
         connected = {client.pod_uid for client in gate.clients} if gate is not None else set()
         return connected == {plan.pod.uid, *plan.stopped}
@@ -282,26 +282,27 @@ class Readings:
         return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
     def _turn(self, pod: ManagedPod, model: str, record: _Record) -> tuple[bool, int, str]:
-        """Return by what pods are read one before the other: unknown ones first, then those read least."""
+        """Return the sort key of pods to read: unknown ones first, then those read least."""
         return self._is_known(pod, model), len(record.read_at.get(pod.uid, ())), pod.uid
 
     def _is_known(self, pod: ManagedPod, model: str) -> bool:
         return self._signatures.of(pod, model) is not None and not self._signatures.is_doubted(pod, model)
 
     def _is_calm(self, uuid: str, active: Sequence[ManagedPod], seconds: float) -> bool:
-        """Return whether a known workload may be read: a reading takes windows from the loop that it acts by.
+        """Return whether a known workload may be read: a reading takes windows that the loop needs.
 
         Args:
-            seconds: for which just these pods have been active.
+            seconds: how long exactly these pods have been active.
         """
         is_broken = any(self._loop.is_broken(uuid, pod.uid) for pod in active)
         return seconds >= (PATIENT_BROKEN_SECONDS if is_broken else QUIET_SECONDS)
 
     def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _Record, now: float) -> bool:
-        """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing.
+        """Return whether a pod is to be read: soon if its workload is unknown, rarely if readings give nothing.
 
-        One whose windows do not fit what is known is read anew, and one that runs under a cap near which nothing
-        was seen of it is read there: its promise depends on what the cap leaves it.
+        A workload whose windows contradict its signature is read again. So is one under a cap near which it was
+        never
+        observed: its promise depends on its progress under that cap.
         """
         read = record.read_at.get(pod.uid, [])
         is_light = self._signatures.is_light(pod, model)
@@ -330,5 +331,5 @@ def _stops(status: ThrottleStatus, pods: tuple[str, ...]) -> bool:
 
 
 def _longest_stop(pod: ManagedPod) -> float:
-    """Return for how long a pod may be stopped so that none of its probes fails."""
+    """Return how long a pod may be stopped without failing a probe, seconds."""
     return math.inf if pod.probe_seconds is None else pod.probe_seconds - PROBE_MARGIN_SECONDS

@@ -20,17 +20,17 @@ _log = logging.getLogger(__name__)
 
 API_VERSION: Final = "v1beta1"
 SOCKET: Final = "gpushare.sock"
-WATCH_SECONDS: Final = 1.0  # a stat of two files; kubelet itself needs seconds to restart
-QUICK_SECONDS: Final = 0.05  # while it does: what is bound before we have registered is rejected for good
+WATCH_SECONDS: Final = 1.0  # each watch is a stat of two files; kubelet itself needs seconds to restart
+QUICK_SECONDS: Final = 0.05  # during a restart: pods bound before we register are rejected for good
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 REGISTER_SECONDS: Final = 10.0
-STOP_SECONDS: Final = 0.2  # for calls that are being answered; then they are cancelled
+STOP_SECONDS: Final = 0.2  # for calls in progress; then they are cancelled
 
 
 class Registrar:
-    """Keeps the plugin served and registered until cancelled.
+    """Registrar that keeps the plugin served and registered until cancelled.
 
-    kubelet removes every plugin's socket when it starts, and knows no plugin then: when its own socket is another
+    When kubelet starts it removes every plugin's socket and knows no plugin. So if its own socket is a different
     file than before, or ours is missing, the plugin is served and registered again.
 
     Args:
@@ -58,7 +58,7 @@ class Registrar:
         self._kubelet = plugins_directory / "kubelet.sock"
 
     async def run(self) -> None:
-        """Serve, register and watch for a restart of kubelet, for ever."""
+        """Serve, register and watch for a restart of kubelet, until cancelled."""
         failures = 0
         while True:
             server: grpc.aio.Server | None = None
@@ -117,7 +117,7 @@ class Registrar:
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from a later one of the same name; None while there is none."""
+    """Return device and inode, which tell a file from a later one of the same name; None if it is missing."""
     try:
         found = path.stat()
     except OSError:

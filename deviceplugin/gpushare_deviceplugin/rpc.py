@@ -13,7 +13,7 @@ MAX_PATH_BYTES: Final = 107
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, whatever the back-off of an older one
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, even if an older one is in back-off
 )
 
 # The errors of a call to kubelet. A later call can succeed.
@@ -36,7 +36,7 @@ def bind_server(socket: Path) -> grpc.aio.Server:
         OSError: the path is too long for a unix socket.
         RuntimeError: gRPC could not bind; it logs why.
     """
-    server = grpc.aio.server()  # no limit of streams: gRPC resets those above one instead of letting them wait
+    server = grpc.aio.server()  # no limit on streams: gRPC would reset those above it instead of queueing them
     server.add_insecure_port(_address(socket))
     return server
 

@@ -1,4 +1,4 @@
-"""The sampling loop: reads devices in a thread of its own, concludes health, measures windows and tenants."""
+"""Sampling loop: read devices in a thread of its own, conclude health, measure windows and tenants."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,8 @@ NO_SM_ACTIVITY: Final = (
     "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is "
     "learnt of workloads until its list names it (docs/guide/other-gpus.md)"
 )
-SETTLE_SECONDS: Final = 0.45  # queued work runs on for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
-WINDOWS: Final = 5  # samples merged into a window, where nobody asks for shorter ones
+SETTLE_SECONDS: Final = 0.45  # queued work continues for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
+WINDOWS: Final = 5  # samples merged into a window, unless shorter ones are requested
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
 OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], bool]
 IsDue = Callable[[str, Sequence[GpuSample]], bool]
@@ -50,7 +50,7 @@ def _when_long_enough(_: str, fresh: Sequence[GpuSample]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The reading of one GPU in one round; None for values that are not available."""
+    """Values read from one GPU in one round; None for those not available."""
 
     health: GpuHealth
     sample: GpuSample | None
@@ -59,7 +59,7 @@ class Reading:
 
     @property
     def trouble(self) -> str:
-        """Return why there are no counters; empty when there are, or when the GPU is unhealthy and needs none."""
+        """Return why there are no counters; empty if there are, or if the GPU is unhealthy and needs none."""
         if self.error or self.health.health is Health.UNHEALTHY or self.sample is None:
             return self.error
         if not self.sample.counters.as_dict():
@@ -68,20 +68,20 @@ class Reading:
 
 
 class Sampler:
-    """Reads the devices for ever; never raises, never invents.
+    """Sampler of the devices; it never raises, and never makes up a value.
 
     Args:
-        open_devices: makes the device side; raises DevicesError where there is no driver (yet).
-        on_processes: is given the processes of each GPU in each round, with the gate's last word.
-        pace: after how many seconds the next round is wanted, where that is less than a period.
-        is_due: whether a GPU's samples since the last conclusion are to be concluded from.
-        on_measure: is given each new measure of a GPU; one without a sample says who is there. Returns whether it
-            changed something on the GPU, so that its next moments tell of neither side.
+        open_devices: opens the devices; raises DevicesError without a driver.
+        on_processes: called with each GPU's processes in each round, and the gate's last report.
+        pace: seconds until the next round is wanted, if less than a period.
+        is_due: whether to conclude from a GPU's samples since the last conclusion.
+        on_measure: called with each new measure of a GPU; one without a sample only lists the tenants. Returns
+            whether it changed something on the GPU, so that the next moments belong to neither state.
         exclusive: keeps the GPUs' compute mode, in each round and at the end.
-        drained: why a GPU is to get no new pods; empty where it may.
+        drained: why a GPU gets no new pods; empty if it may.
 
     Attributes:
-        measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
+        measures: the last measure of each GPU, by uuid; gates: the last report of each gate.
         beat_at: when the last round ended, monotonic seconds; an old one means that the loop hangs.
     """
 
@@ -162,7 +162,7 @@ class Sampler:
         return min(self._period, SETTLE_SECONDS if self._settling else self._pace())
 
     def hold(self, uuid: str) -> None:
-        """Leave a GPU's counters alone until `release`: somebody reads them (`readings`)."""
+        """Leave a GPU's counters alone until `release`, because `readings` reads them."""
         self._paused.add(uuid)
         self._fresh[uuid] = []
 
@@ -182,7 +182,7 @@ class Sampler:
             return None
 
     async def _give_back(self) -> None:
-        """Leave the GPUs as they were, as far as the driver answers now."""
+        """Restore the GPUs' settings, as far as the driver answers now."""
         if self._exclusive is None or self._devices is None:
             return
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._exclusive.give_back, self._devices)
@@ -238,7 +238,7 @@ class Sampler:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
             self._state.set_unmeasured(uuid, "")  # its health reports it
             self.measures.pop(uuid, None)
-            self._fresh.pop(uuid, None)  # no window across its absence
+            self._fresh.pop(uuid, None)  # no window may span its absence
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
             if reading.error:
@@ -258,7 +258,7 @@ class Sampler:
         gate = self.gates.get(uuid)
         present = (*tenants, *sorted(str(c.pid) for c in gate.clients)) if gate else tenants
         fresh = self._fresh.setdefault(uuid, [])
-        if self._tenants.get(uuid) != present:  # a window across a change describes neither side
+        if self._tenants.get(uuid) != present:  # a window that spans a change describes neither state
             self._tenants[uuid] = present
             self._conclude_nothing(uuid, gate)
             return

@@ -1,4 +1,4 @@
-"""What GpuShares say of this node's pods: their workload's profile, their class, the slowdown they tolerate."""
+"""GpuShares' data on this node's pods: profile of the workload, class, tolerated slowdown."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ from gpushare_deviceplugin.pods import ManagedPod
 
 @dataclass(frozen=True, slots=True)
 class SoloSignature:
-    """A workload alone at 100% threads.
+    """Signature of a workload: its use alone at 100% threads.
 
     Attributes:
-        cap_curve: progress alone by thread percentage, where measured.
-        iterations_per_s: rate alone, where the workload reports one.
-        sm_clock_mhz: mean SM clock meanwhile; None: not known.
+        cap_curve: measured progress alone by thread percentage.
+        iterations_per_s: rate alone, if the workload reports one.
+        sm_clock_mhz: mean SM clock during the measurement; None: unknown.
     """
 
     counters: Counters
@@ -36,12 +36,12 @@ class SoloSignature:
 
 @dataclass(frozen=True, slots=True)
 class SharedProfile:
-    """A GpuShare as this node needs it.
+    """Part of a GpuShare that this node needs.
 
     Attributes:
-        pod_uids: the pods that it is for.
-        signature: the workload's; None while it has no profile. `kept` is the profile as it is written there.
-        job_class, max_slowdown: as its spec says; None where it does not.
+        pod_uids: its pods.
+        signature: the workload's; None without a profile. `kept` is the profile as written there.
+        job_class, max_slowdown: from its spec; None if absent.
         is_profiled: whether its workload may be profiled at all (`profile.mode` is not Off).
     """
 
@@ -60,12 +60,12 @@ NodeShares = PlacedShares[SharedProfile]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a pod is owed.
+    """Terms on which a pod runs.
 
     Attributes:
         max_slowdown: tolerated, 1 or more.
-        is_certain: whether its class is known; until its GpuShare is, a pod without the annotation may be of class
-            latency, and is not to be stopped.
+        is_certain: whether its class is known. Until its GpuShare is known, a pod without the annotation may be of
+            class latency and must not be stopped.
     """
 
     job_class: JobClass
@@ -88,7 +88,7 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
         return None
     spec = from_json(GpuShareSpec, obj.get("spec"))
     kept = status.profile if status.profile is not None and status.profile.counters else None
-    profile = kept if kept is not None and not kept.contradiction() else None  # it is read anew
+    profile = kept if kept is not None and not kept.contradiction() else None  # otherwise it is measured again
     return SharedProfile(
         pod_uids=uids,
         gpu_model=profile.gpu_model if profile else "",
@@ -101,9 +101,9 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
 
 
 def terms_of(pod: ManagedPod, shares: NodeShares, defaults: Defaults) -> Terms:
-    """Return what a pod is owed: its annotation beats its GpuShare, which beats the chart's defaults.
+    """Return a pod's terms: its annotation beats its GpuShare, which beats the chart's defaults.
 
-    Of several GpuShares that have the pod, which lasts for moments only, the first by name counts.
+    If several GpuShares have the pod, which lasts only moments, the first by name counts.
     """
     share = next(iter(shares.of(pod.namespace, pod.uid)), None)
     of_share = share.job_class if share is not None else None

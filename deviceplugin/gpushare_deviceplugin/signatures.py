@@ -1,4 +1,4 @@
-"""Each workload's GPU use alone: from its GpuShare's profile, else as this node saw it alone or in place."""
+"""Each workload's GPU use alone: from its GpuShare's profile, else as measured alone or in place on this node."""
 
 import logging
 import math
@@ -45,11 +45,11 @@ class _Seen:
     """A workload's average use while alone.
 
     Attributes:
-        pod_uid: the pod that was seen last.
-        start_seconds: of this pod, left out because they look like its start; None once it works.
-        may_hold_start: whether it is one window, whose first part may be the start.
-        readings: windows in which its neighbours were stopped.
-        sm_clock_mhz: mean SM clock; None: not told in all of it.
+        pod_uid: the pod observed last.
+        start_seconds: seconds of this pod left out because they look like its start; None once it works.
+        may_hold_start: whether it is a single window, whose first part may be the start.
+        readings: number of windows in which its neighbours were stopped.
+        sm_clock_mhz: mean SM clock; None: not known for all of it.
     """
 
     counters: Counters
@@ -62,14 +62,14 @@ class _Seen:
 
     @property
     def is_signature(self) -> bool:
-        """Return whether it shows a program at work, for long enough."""
+        """Return whether it shows a program that works, for long enough."""
         is_read = self.readings >= MIN_READINGS and self.seconds >= MIN_READING_SECONDS
         is_long = self.seconds >= MIN_SECONDS or is_read
         return is_long and not self.may_hold_start and not self._is_idle
 
     @property
     def is_light(self) -> bool:
-        """Return whether it has shown next to no use for longer than a start takes: good enough for this node."""
+        """Return whether use was almost zero for longer than a start; this node then accepts it as signature."""
         is_long = self.seconds >= START_SECONDS or self.readings >= LIGHT_READINGS
         return is_long and not self.may_hold_start and self._is_idle
 
@@ -110,12 +110,12 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Other work of a program than its signature knows of, seen under one cap.
+    """Other work of a program than its signature describes, observed under one cap.
 
     Attributes:
-        lasted_seconds: for how long it was seen since the usual work was.
-        all_seconds: for how long it was seen in all.
-        cap_curve: what its GpuShare says of it under caps.
+        lasted_seconds: seconds it was observed since the usual work was.
+        all_seconds: total seconds it was observed.
+        cap_curve: its progress under caps, from its GpuShare.
     """
 
     cap: int
@@ -126,7 +126,7 @@ class _Phase:
 
     @classmethod
     def read_back(cls, kept: WorkloadPhase) -> "_Phase":
-        """Return what a GpuShare holds of a phase, as it was seen under its cap."""
+        """Rebuild a phase, as observed under its cap, from a GpuShare."""
         cap = kept.thread_percentage or 100
         curve = {point.thread_percentage: point.progress_ratio for point in kept.cap_curve}
         seen = kept.as_signature("").seen_counters()
@@ -139,7 +139,7 @@ class _Phase:
         """Return it for the workload's GpuShare.
 
         Args:
-            total_seconds: for how long the workload was seen at all.
+            total_seconds: total seconds the workload was observed.
         """
         counters, progress = at_full_threads(self.seen.counters, self.cap / 100)
         return WorkloadPhase(
@@ -158,7 +158,7 @@ class _Phase:
 
     @property
     def lasts(self) -> bool:
-        """Return whether it was seen for long enough to count as a phase."""
+        """Return whether it was observed for long enough to count as a phase."""
         return self.seen.is_signature and (
             self.seen.seconds >= PHASE_SECONDS or self.seen.readings >= MIN_READINGS
         )
@@ -193,7 +193,7 @@ def _as_told(gpu_model: str, cap: int, seen: _Seen, revision: int | None) -> Wor
 
 
 def _is_near(cap: int, known: Iterable[int]) -> bool:
-    """Return whether a cap is near one that was seen, or near all threads."""
+    """Return whether a cap is near a known one, or near all threads."""
     return any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in (*known, 100))
 
 
@@ -214,7 +214,7 @@ def _solo(cap: int, seen: _Seen) -> SoloSignature:
 
 
 class Signatures:
-    """All signatures that this node knows.
+    """Signatures that this node knows.
 
     Args:
         profiles: GpuShares' profiles by namespace/name, a live view.
@@ -237,10 +237,10 @@ class Signatures:
         ] = {}  # what `_phase_news` last said, of what
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
-        """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one.
+        """Return a pod's signature on a GPU model; None until it was measured on one, alone or in place.
 
-        A program that hardly uses the GPU has one too, which is not published: without it nothing could be told of
-        its neighbours.
+        A program that hardly uses the GPU has one too, which is not published: without it, its neighbours'
+        progress would stay unknown.
         """
         kept = self._kept(pod, gpu_model)
         if kept is not None:
@@ -253,9 +253,9 @@ class Signatures:
         return replace(_solo(*found), cap_curve=curve)
 
     def lacks(self, pod: ManagedPod, gpu_model: str, cap: int) -> bool:
-        """Return whether nothing was seen of a known workload near a cap, so that its progress there is the law's.
+        """Return whether a known workload was never observed near a cap: its progress there is extrapolated.
 
-        One that hardly uses the SMs is left alone: a cap costs it little, and a short reading says little of it.
+        False for one that hardly uses the SMs: a cap costs it little, and a short reading says little about it.
         """
         usual = self.of(pod, gpu_model)
         if usual is None or (usual.counters.sm_util or 0.0) < WORTH_READING_RATIO:
@@ -263,26 +263,26 @@ class Signatures:
         return not _is_near(cap, usual.cap_curve)
 
     def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
-        """Return a pod's signature, then those of its other work, seen here or elsewhere; none without one."""
+        """Return a pod's signature, then those of its other phases, from any node; empty without a signature."""
         self._adopt(pod, gpu_model)
         usual = self.of(pod, gpu_model)
         others = self._phases.get((pod.workload, gpu_model), ())
         return () if usual is None else (usual, *(phase.signature for phase in others))
 
     def doubt(self, pod: ManagedPod, gpu_model: str) -> None:
-        """Ask that a pod's workload be read anew: what it draws is not what its signatures say."""
+        """Mark a pod's workload for measuring again, because its use does not match its signatures."""
         self._doubts[pod.workload, gpu_model] = DOUBT_READINGS
         _trim(self._doubts)
 
     def is_doubted(self, pod: ManagedPod, gpu_model: str) -> bool:
-        """Return whether a pod's workload is to be read anew."""
+        """Return whether a pod's workload is to be measured again."""
         return (pod.workload, gpu_model) in self._doubts
 
     def saw(self, pod: ManagedPod, gpu_model: str, phase: int, seconds: float) -> None:
-        """Note which of its `phases` a pod's workload was in.
+        """Record which of its `phases` a pod's workload was in.
 
-        When only others than the usual one are seen for long, the one that was seen for most of it becomes the
-        usual one.
+        If only phases other than the usual one are observed for long, the most frequent of them becomes the usual
+        one.
         """
         key = (pod.workload, gpu_model)
         phases = self._phases.get(key, ())
@@ -317,9 +317,10 @@ class Signatures:
         )
 
     def _adopt(self, pod: ManagedPod, gpu_model: str) -> None:
-        """Take over what the pod's GpuShares say that other nodes, or an agent before this one, have found.
+        """Adopt what other nodes or a previous agent found, from the pod's GpuShares.
 
-        What was seen here before another node found that the workload had turned to other work is forgotten.
+        Older observations of this node are forgotten if another node has found since that the workload changed its
+        work.
         """
         key = (pod.workload, gpu_model)
         written = [each.kept for each in self._profiles_of(pod) if each.kept and each.gpu_model in ("", gpu_model)]
@@ -337,7 +338,7 @@ class Signatures:
             self._read_back(key, phases)
 
     def _read_back(self, key: _Key, phases: tuple[WorkloadPhase, ...]) -> None:
-        """Add the phases that a GpuShare holds to those that were seen here, as far as there is room."""
+        """Add a GpuShare's phases to those observed here, as far as there is room."""
         own = self._phases.get(key, ())
         for each in map(_Phase.read_back, phases):
             shown = GpuSample(each.seen.counters, each.seen.seconds, 0, None, each.seen.sm_clock_mhz)
@@ -347,15 +348,15 @@ class Signatures:
         _trim(self._phases)
 
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
-        """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
+        """Return whether a pod's workload is only known to have hardly used the GPU so far."""
         if any(each.signature is not None for each in self._profiles_of(pod)) or self._best(pod, gpu_model):
             return False
         return any(seen.is_light for seen in self._caps_of(pod, gpu_model).values())
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
-        """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good.
+        """Return the measured signature of a pod's workload, for its GpuShare; None if that has one as good.
 
-        It holds the phases too, and is news where only these are.
+        It includes the phases, and is returned also if only these are new.
         """
         self._adopt(pod, gpu_model)
         key = (pod.workload, gpu_model)
@@ -370,7 +371,7 @@ class Signatures:
         return self._phase_news(key, kept, found)
 
     def _found(self, pod: ManagedPod, gpu_model: str, cap: int, seen: _Seen) -> WorkloadSignature:
-        """Return the signature that was seen under a cap, with what was seen under others in its cap curve."""
+        """Return the signature observed under a cap; its cap curve has the progress observed under other caps."""
         revision = self._revisions.get((pod.workload, gpu_model))
         found = _as_told(gpu_model, cap, seen, revision)
         by_cap = self._caps_of(pod, gpu_model)
@@ -386,9 +387,9 @@ class Signatures:
     def _phase_news(
         self, key: _Key, kept: WorkloadSignature | None, found: WorkloadSignature | None
     ) -> WorkloadSignature | None:
-        """Return `found` with the phases that were seen here, if they would change what the GpuShare holds.
+        """Return `found` with the phases observed here, if they would change the GpuShare.
 
-        Only much longer readings do, so it is asked anew only where one has become twice as long.
+        Only much longer readings would, so this is computed again only after one has become twice as long.
         """
         phases = self._phases.get(key, ())
         if not phases or kept is None or found is None or _revision(kept) != _revision(found):
@@ -428,7 +429,7 @@ class Signatures:
         )
 
     def _grown(self, pod: ManagedPod, gpu_model: str, kept: SharedProfile) -> SoloSignature:
-        """Return a GpuShare's signature with the points that were seen here and have not come back from there."""
+        """Return a GpuShare's signature plus the cap-curve points observed here that it does not have yet."""
         assert kept.signature is not None
         written = kept.kept
         by_cap = self._caps_of(pod, gpu_model).items()
@@ -448,7 +449,7 @@ class Signatures:
         return replace(kept.signature, cap_curve=curve)
 
     def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
-        """Return what was seen under the most threads, with them."""
+        """Return the highest observed cap, with the use under it."""
         by_cap = self._caps_of(pod, gpu_model)
         return max(((cap, seen) for cap, seen in by_cap.items() if seen.is_signature), default=None, key=_cap)
 
@@ -460,12 +461,12 @@ class Signatures:
     ) -> None:
         """Learn from a window in which this pod ran alone under a cap, or its neighbours were stopped.
 
-        A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and
-        so is that window when the next one is more active still: it may hold the start's end. The windows in which
-        a later pod of a known workload starts are left out.
+        A program's start hardly uses the GPU. So earlier windows are forgotten when one is more than twice as
+        active, and that one too if the next is more active still, since it may include the end of the start.
+        Windows in which a later pod of a known workload starts are left out.
 
-        A window of other work than its signature knows of does not change the signature: when such work lasts, it
-        is a phase of the program, with a signature of its own.
+        A window of other work than its signature describes does not change the signature: if such work lasts, it
+        becomes a phase of the program with its own signature.
         """
         key = (pod.workload, gpu_model)
         self._adopt(pod, gpu_model)
@@ -485,14 +486,14 @@ class Signatures:
     def _settle(self, key: _Key, *, is_other: bool, is_reading: bool) -> None:
         """Count a reading of a doubted workload, twice where it shows the usual work.
 
-        One that runs alone is seen all the time, and needs none.
+        A workload that runs alone is observed all the time and needs none.
         """
         left = self._doubts.pop(key, 0) - (1 if is_other else 2)
         if is_reading and left > 0:
             self._doubts[key] = left
 
     def _is_other_work(self, pod: ManagedPod, gpu_model: str, sample: GpuSample, cap: int) -> bool:
-        """Return whether a window shows a program at other work than its signature knows of."""
+        """Return whether a window shows other work of a program than its signature describes."""
         if sample.counters.activity_ratio() < IDLE_RATIO:
             return False
         seen = self._caps_of(pod, gpu_model).get(cap)
@@ -505,7 +506,7 @@ class Signatures:
         return not sample.counters.is_far_more_active(known) and not _fits(known, mhz, sample, bar)
 
     def _learn_phase(self, key: _Key, pod: ManagedPod, sample: GpuSample, cap: int, readings: int) -> bool:
-        """Learn from a window of other work; return whether it shows a phase, which is the first one then."""
+        """Learn from a window of other work; return whether it shows a phase, which is then listed first."""
         phases = self._phases.get(key, ())
         at = next((at for at, phase in enumerate(phases) if phase.fits(cap, sample)), None)
         if at is not None:
@@ -541,7 +542,7 @@ def _revision(kept: WorkloadSignature | None) -> int:
 
 
 def _trim(by_workload: dict[_Key, _T]) -> None:
-    """Forget the workload that was not seen for longest where there are too many."""
+    """Forget the workload that was not observed for longest, if there are too many."""
     if len(by_workload) > MAX_WORKLOADS:
         del by_workload[next(iter(by_workload))]
 

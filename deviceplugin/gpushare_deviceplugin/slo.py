@@ -1,4 +1,4 @@
-"""Latency targets of this node's pods: read every few seconds, told where they change, and given to the loop."""
+"""Read the latency targets of this node's pods every few seconds; write events on changes; inform the loop."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _AT_ONCE: Final = 8
 _MISSED, _MET, _UNKNOWN = "SloMissed", "SloMet", "SloUnknown"
 _EVENTS: Final = {ConditionStatus.FALSE: _MISSED, ConditionStatus.TRUE: _MET, ConditionStatus.UNKNOWN: _UNKNOWN}
-# Unknown for these reasons is nobody's mistake.
+# For these reasons an unknown state is normal, so it causes no event.
 _QUIET: Final = frozenset({SloReason.STARTING, SloReason.BORDERLINE, SloReason.TOO_FEW_REQUESTS})
 
 ReadSlo = Callable[[ManagedPod, Slo], Awaitable[SloReading]]
 
 
 class SloReader:
-    """What is known of each pod's target.
+    """State of each pod's latency target.
 
     Args:
         read: read one pod's target once.
@@ -35,7 +35,7 @@ class SloReader:
         clock: monotonic seconds, the loop's own.
 
     Attributes:
-        failures: readings that gave nothing, by reason, since the agent started.
+        failures: failed readings by reason, since the agent started.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class SloReader:
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
 
     def sign(self, pod_uid: str) -> SloSign | None:
-        """Return what the loop hears of a pod's target."""
+        """Return the state of a pod's target for the loop."""
         record = self._records.get(pod_uid)
         return record.sign(self._clock()) if record is not None else None
 
     def status(self, pod: ManagedPod) -> TenantSlo | None:
-        """Return how a pod fares against its target; None for one without."""
+        """Return a pod's status against its target; None for one without a target."""
         if pod.slo is None:
             return None
         record = self._records.get(pod.uid, SloRecord())
@@ -88,7 +88,7 @@ class SloReader:
                 tasks.create_task(self._step(pod, room))
 
     async def run(self) -> None:
-        """Read, and tell what changed, until cancelled; an API server that is away keeps no reading waiting."""
+        """Read and report changes until cancelled; an unreachable API server delays no reading."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.tell_all())
             while True:

@@ -1,7 +1,7 @@
-"""Where a pod's latency target is read: a page of the pod itself, or a Prometheus (docs/adr/0145).
+"""Read a pod's latency from a page of the pod itself or from a Prometheus (docs/adr/0145).
 
-Whoever writes the annotation chooses port, path and query, so nothing is followed beyond the pod's own address: no
-redirect, no proxy, no host name, no host network; an answer is bounded in time and size.
+The annotation's author chooses port, path and query, so nothing beyond the pod's own address is contacted: no
+redirect, no proxy, no host name, no host network. Answers are bounded in time and size.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from gpushare.core.control import QuantileSample, RequestCounts, SloReading, Slo
 from gpushare_deviceplugin.pods import ManagedPod
 
 READ_TIMEOUT_SECONDS: Final = 3.0
-MOST_BYTES: Final = 4 * 2**20  # a large program's whole page; a model server's has some 100 KB
+MOST_BYTES: Final = 4 * 2**20  # enough for a large program's page; a model server's has some 100 KB
 MOST_ANSWER_BYTES: Final = 256 * 2**10  # of Prometheus, for one number
 MOST_LINES: Final = 2000  # of one family
-MOST_LINE_BYTES: Final = 4 * 2**10  # prometheus_client's parser takes the square of a line's length
+MOST_LINE_BYTES: Final = 4 * 2**10  # prometheus_client's parsing time grows with the square of a line's length
 MOST_FAMILY_BYTES: Final = 256 * 2**10
 _CHUNK: Final = 64 * 2**10
 _SAME_QUANTILE: Final = 1e-9
@@ -31,10 +31,10 @@ _HEADERS: Final = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "ide
 
 
 class SloSources:
-    """Reads targets over HTTP; use it as a context.
+    """Reader of targets over HTTP; use it as an async context manager.
 
     Args:
-        prometheus_url: its base address; empty where there is none.
+        prometheus_url: its base address; empty without one.
     """
 
     def __init__(self, prometheus_url: str = "", *, timeout_seconds: float = READ_TIMEOUT_SECONDS) -> None:
@@ -60,7 +60,7 @@ class SloSources:
             await self._session.close()
 
     async def read(self, pod: ManagedPod, slo: Slo) -> SloReading:
-        """Read a pod's target once; never raises for what the other side does."""
+        """Read a pod's target once; never raise because of the other side's behaviour."""
         if isinstance(slo.source, PrometheusQuery):
             return await self._ask(pod, slo.source)
         if pod.is_host_network:
@@ -82,7 +82,7 @@ class SloSources:
         asked = {
             "query": query.of(pod.namespace, pod.name),
             "timeout": f"{self._timeout_seconds:g}s",
-            "namespace": pod.namespace,  # what prom-label-proxy restricts the query to; Prometheus ignores it
+            "namespace": pod.namespace,  # prom-label-proxy restricts the query to it; Prometheus ignores it
         }
         found = await self._get(f"{self._prometheus}/api/v1/query", MOST_ANSWER_BYTES, params=asked)
         return found if isinstance(found, SloTrouble) else parse_answer(found)
@@ -90,7 +90,7 @@ class SloSources:
     async def _get(
         self, url: str, most_bytes: int, whose: str = "", params: Mapping[str, str] | None = None
     ) -> bytes | SloTrouble:
-        """Return an answer's body; Prometheus' errors have one too."""
+        """Return an answer's body, also of an error: Prometheus' errors have one."""
         if self._session is None:
             raise RuntimeError("not in its context")
         who = whose or "Prometheus"
@@ -117,7 +117,7 @@ class SloSources:
 def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloReading:
     """Return a histogram's counts or a summary's quantile from a page in Prometheus' text format.
 
-    A tenant writes the page and this runs in the agent's event loop, so what reaches the parser is bounded.
+    A tenant writes the page and this runs in the agent's event loop, so the parser's input is bounded.
     """
     lines = _lines_of(page, source.series)
     if isinstance(lines, SloTrouble):
@@ -153,7 +153,7 @@ def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloRead
 
 
 def parse_answer(body: bytes) -> SloReading:
-    """Return the value of Prometheus' answer to an instant query; of several series the worst."""
+    """Return the value of Prometheus' answer to an instant query; the worst of several series."""
     try:
         answer: Any = orjson.loads(body)
         if answer["status"] != "success":
@@ -177,7 +177,7 @@ def parse_answer(body: bytes) -> SloReading:
 
 
 def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
-    """Return the lines of a family; it is searched in bytes, and no further than a bound that it exceeds."""
+    """Return the lines of a family; search the bytes, and stop at a bound that it exceeds."""
     family = re.compile(rb"\n(" + re.escape(series.encode()) + rb"(?:_bucket|_count|_sum)?[{ \t][^\n]*)")
     lines: list[str] = []
     room = MOST_FAMILY_BYTES

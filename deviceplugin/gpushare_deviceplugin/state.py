@@ -11,12 +11,12 @@ from gpushare_deviceplugin.pods import ManagedPod
 
 _log = logging.getLogger(__name__)
 _WAITING: Final = frozenset({"", "Pending"})
-PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation within its sync; after far longer the pod was refused
+PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation much sooner; by then the pod was refused
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of errors since the agent started; counters of docs/metrics.md."""
+    """Counts of errors since the agent started, as in docs/metrics.md."""
 
     mismatches: int = 0
     refused_allocations: int = 0
@@ -30,13 +30,13 @@ class Counts:
 
 
 class NodeState:
-    """The agent's memory. Nothing in it is durable: pods and PodResources rebuild it.
+    """The agent's state, which is not durable: it is rebuilt from pods and PodResources.
 
     Attributes:
-        gpus: every GPU seen since start, by uuid; one that vanished stays, unhealthy.
-        allocations: pod uid -> shares by GPU, as kubelet's PodResources says; None until it first answered.
-        problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures now.
-        changed: set by every change that the GpuNode, the decisions or kubelet must hear of.
+        gpus: every GPU seen since the start, by uuid; one that vanished stays, as unhealthy.
+        allocations: pod uid -> shares by GPU, from kubelet's PodResources; None until its first answer.
+        problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures at present.
+        changed: set by every change that matters to the GpuNode, the decisions or kubelet.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -120,9 +120,9 @@ class NodeState:
             self.touch()
 
     def allocated(self, pod: ManagedPod) -> Mapping[str, int] | None:
-        """Return the shares by GPU that kubelet gave the pod; None when it has none (yet).
+        """Return the shares by GPU that kubelet gave the pod; None if it has none (yet).
 
-        Until PodResources has answered, a running pod counts as having what was decided.
+        Until PodResources has answered, a running pod counts as having its decided shares.
         """
         if self.allocations is not None and pod.uid in self.allocations:
             return self.allocations[pod.uid]
@@ -146,7 +146,7 @@ class NodeState:
         return [pod for pod in self.pods.values() if pod.phase in _WAITING and self.allocated(pod) is None]
 
     def fitting(self, shares: Mapping[str, int]) -> list[ManagedPod]:
-        """Return the pods of which one may be asking for these shares by GPU, the one decided first ahead."""
+        """Return the pods that may be requesting these shares by GPU, the one decided first at the front."""
         size = sum(shares.values())
         fitting = [
             pod
@@ -158,8 +158,8 @@ class NodeState:
     def holding(self, uuid: str) -> list[ManagedPod]:
         """Return the decided pods that hold memory of a GPU.
 
-        As the extender counts: one that is being deleted holds it until it is gone or over. One that kubelet has
-        given nothing yet does not: its own Allocate is to come.
+        As in the extender, a pod that is being deleted holds it until it is gone or over. A pod that kubelet has
+        given nothing yet does not: its own Allocate call is still to come.
         """
         waiting = {pod.uid for pod in self.pending()}
         return [
@@ -172,9 +172,9 @@ class NodeState:
         ]
 
     def presume(self, shares: Mapping[str, int]) -> ManagedPod | None:
-        """Presume whose Allocate was answered: of the pods that it fits, the one decided first.
+        """Presume which pod's Allocate call was answered: of the pods that match, the one decided first.
 
-        kubelet does not name the pod; PodResources does, moments later, and then replaces this.
+        kubelet does not name the pod; PodResources does moments later, and then replaces this guess.
         """
         pod = next(iter(self.fitting(shares)), None)
         if pod is None:
@@ -186,8 +186,8 @@ class NodeState:
     def set_allocations(self, allocations: dict[str, dict[str, int]]) -> None:
         """Record PodResources' allocations, by pod uid.
 
-        A pod that is listed and was not presumed has the shares that another one was presumed to have: that one
-        is still to be allocated, or its decision would be forgotten when kubelet asks which GPU it is to have.
+        If a listed pod was not presumed, another pod was wrongly presumed to have its shares. That one becomes
+        unallocated again; otherwise its decision would not be found when kubelet asks for its GPU.
         """
         known = self.allocations or {}
         for uid, shares in allocations.items():

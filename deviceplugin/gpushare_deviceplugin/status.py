@@ -1,4 +1,4 @@
-"""The GpuNode of this node: built from the agent's state, written rarely, but at once when it matters."""
+"""GpuNode of this node: built from the agent's state, written rarely, but at once when it matters."""
 
 import asyncio
 import logging
@@ -35,15 +35,15 @@ DIGITS: Final = 3  # of ratios on the wire
 
 @dataclass(frozen=True, slots=True)
 class TenantMeasure:
-    """The measures of one pod on one GPU; None where unknown.
+    """Measures of one pod on one GPU; None if unknown.
 
     Attributes:
         progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
         pipes: its own use of each pipe, 0 to 1.
         alone_ratio: its progress if every neighbour were stopped, under its cap.
-        predicted_progress_ratio: what the interference model expects beside these neighbours.
-        is_asleep: it makes no progress, and neighbours are not why.
-        profile: its workload's signature, where its GpuShare has none as good.
+        predicted_progress_ratio: the interference model's prediction beside these neighbours.
+        is_asleep: it makes no progress, and not because of neighbours.
+        profile: its workload's signature, if its GpuShare has none as good.
     """
 
     clients: int | None = None
@@ -58,7 +58,7 @@ class TenantMeasure:
 
     @property
     def slowdown_ratio(self) -> float | None:
-        """Return how many times longer it takes than alone; None when unknown or without progress."""
+        """Return how many times longer it takes than alone; None if unknown or without progress."""
         return 1.0 / self.progress_ratio if self.progress_ratio else None
 
 
@@ -72,14 +72,14 @@ class GpuMeasure:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What the loop says of one pod on one GPU.
+    """The loop's report on one pod on one GPU.
 
     Attributes:
-        promise_ratio: progress that it may count on.
-        throttle_ratio: part of the time that it is kept stopped; None while it runs freely.
-        retract: why it should leave; None while it may stay.
-        slo: how it fares against its own target.
-        trouble: what is wrong with it.
+        promise_ratio: promised progress.
+        throttle_ratio: part of the time that it is stopped; None if it is not throttled.
+        retract: why it should leave; None if it may stay.
+        slo: status against its own latency target.
+        trouble: its trouble, if any.
     """
 
     promise_ratio: float | None = None
@@ -93,7 +93,7 @@ KeepingOf = Callable[[str, ManagedPod, int], Keeping]  # GPU's uuid, pod, its pe
 
 
 def nothing_kept(uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:  # noqa: ARG001 - a KeepingOf
-    """Say nothing, for use without a loop."""
+    """Report nothing, for use without a loop."""
     return Keeping()
 
 
@@ -190,8 +190,8 @@ def conditions_of(
 ) -> tuple[Condition, ...]:
     """Return the conditions of the node's GPUs.
 
-    Whether the driver answers, every GPU gives counters, the model was fitted on their kind, and pods can be
-    throttled; the last one is left out while no gate says.
+    They say whether the driver answers, every GPU gives counters, the model was fitted on their models, and pods
+    can be throttled; the last one is absent until a gate reports it.
 
     Args:
         fitted_on: the GPU models that interference models were fitted on.
@@ -219,7 +219,7 @@ def _condition(kind: str, problem: str, *, good: str, bad: str) -> Condition:
 
 
 def urgent_part(status: GpuNodeStatus) -> object:
-    """Return the part whose change must be written at once: GPUs, their health, tenants, and who has to leave."""
+    """Return the part whose changes must be written at once: GPUs, health, tenants, and pods that should leave."""
     return tuple(
         (
             gpu.uuid,
@@ -243,7 +243,7 @@ class StatusSink(Protocol):
 
 
 class StatusWriter:
-    """Writes the GpuNode: at once when its urgent part changed, else at most every ten seconds."""
+    """Writer of the GpuNode: at once if its urgent part changed, else at most every ten seconds."""
 
     def __init__(
         self, state: NodeState, build: Callable[[], GpuNodeStatus], sink: StatusSink, clock: Callable[[], float]
