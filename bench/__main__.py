@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster: the tools of a control plane
 
-# Imported one by one: a GPU machine lacks what the others need.
+# Imported one by one: a GPU machine lacks the dependencies of the others.
 COMMANDS = {
     "admission": "bench.admission",
     "awkward": "bench.awkward",

@@ -1,4 +1,4 @@
-"""Hostile reviews beside honest ones: how long the honest wait, at the real admission server over HTTPS.
+"""Measure how long honest reviews wait beside hostile ones, at the real admission server over HTTPS.
 
 The server is a process of its own, as the chart starts it, and so are the senders. Reviews are sent at a steady
 rate whether or not answers come, so a server that falls behind shows in the figures.
@@ -110,14 +110,14 @@ def hostile_bodies() -> dict[str, bytes]:
 
 @dataclass
 class Answers:
-    """How long reviews of one sender took, and what came back."""
+    """Durations of one sender's reviews, and the answers."""
 
     milliseconds: list[float] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
 
 
 class Sender:
-    """Sends bodies at a rate, over kept connections that it opens as it needs them, as the API server does."""
+    """Sender of bodies at a rate, over kept connections that it opens as needed, as the API server does."""
 
     def __init__(
         self, port: int, trusted: ssl.SSLContext, clock: Callable[[], float], patience: float, *, keeps: bool
@@ -315,7 +315,7 @@ def send(
 
 @dataclass(frozen=True, slots=True)
 class ReviewScene:
-    """What honest reviews stand beside.
+    """Load beside the honest reviews.
 
     Attributes:
         bodies: of hostile reviews; none are sent where it is empty.

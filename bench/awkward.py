@@ -1,7 +1,7 @@
-"""Twelve awkward situations: what HAMi's scheduler and what gpushare's extender make of each on a small cluster.
+"""Run twelve awkward situations with HAMi's scheduler and with gpushare's extender on a small cluster.
 
 One node with one or two GPUs (an object only), the real API server and kube-scheduler; the device plugins are
-played as in `bench hami`. What is printed is what happened, not who was right.
+simulated as in `bench hami`. What is printed is what happened, not who was right.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Gpushare:
         await api.patch(PODS, name, throughput.ADMITTED, namespace=namespace, subresource="status")
 
     def given(self, pod: dict[str, Any]) -> tuple[str, int, int]:
-        """UUID, percent and MiB that a bound pod was given."""
+        """Return UUID, percent and MiB that a bound pod was given."""
         notes = pod["metadata"]["annotations"]
         memory = notes[names.MEMORY_LIMIT].partition("=")[2].rstrip("M")
         return notes[names.GPU], throughput.share_percent(pod), int(memory)
@@ -99,7 +99,7 @@ class Hami:
         await hami.allocated(api, key, node_name)
 
     def given(self, pod: dict[str, Any]) -> tuple[str, int, int]:
-        """UUID, percent and MiB that a bound pod was given."""
+        """Return UUID, percent and MiB that a bound pod was given."""
         text = pod["metadata"]["annotations"]["hami.io/vgpu-devices-to-allocate"]
         uuid, _, memory, percent = text.strip(";:").split(":")[0].split(",")
         return uuid, int(percent), int(memory)
@@ -132,7 +132,7 @@ class SystemUnderTest:
         return began
 
     async def bound(self, *wanted: str, seconds: float = SOON) -> bool:
-        """Whether all of these are bound in time."""
+        """Return whether all of these are bound in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if all(f"{NAMESPACE}/{name}" in self.bound_at for name in wanted):
@@ -141,17 +141,17 @@ class SystemUnderTest:
         return False
 
     async def given(self, name: str) -> tuple[str, int, int]:
-        """What a bound pod was given."""
+        """Return UUID, percent and MiB that a bound pod was given."""
         return self.system.given(await self.api.get(PODS, name, namespace=NAMESPACE))
 
     async def sentence(self, name: str) -> str:
-        """What the pod says of why it waits."""
+        """Return the pod's message on why it waits."""
         pod = await self.api.get(PODS, name, namespace=NAMESPACE)
         found = [c for c in pod["status"].get("conditions") or [] if c["type"] == "PodScheduled"]
         return str(found[0].get("message", "")) if found else "(nothing)"
 
     async def full(self) -> dict[str, int]:
-        """Percent given of each GPU."""
+        """Return the percent given of each GPU."""
         used: dict[str, int] = {}
         for pod in (await self.api.list(PODS, lambda it: it)).items:
             if pod["spec"].get("nodeName"):
@@ -160,13 +160,13 @@ class SystemUnderTest:
         return used
 
     async def restart(self) -> None:
-        """kill -9 of the extender, and another one."""
+        """Kill the extender with SIGKILL and start another one."""
         self.plane.stop(self.system.process, kill=True)
         await asyncio.to_thread(self.system.start, self.plane)
 
 
 def after(scene: SystemUnderTest, name: str, began: float) -> str:
-    """How long after a moment a pod was bound."""
+    """Return how long after a moment a pod was bound."""
     return f"{scene.bound_at[f'{NAMESPACE}/{name}'] - began:.1f} s"
 
 
@@ -286,7 +286,7 @@ SITUATIONS: dict[str, tuple[int, Callable[[SystemUnderTest], Awaitable[str]]]] =
 async def scene_of(
     plane: controlplane.ControlPlane, system: Gpushare | Hami, gpus: int
 ) -> AsyncIterator[SystemUnderTest]:
-    """A cluster with one node, its extender and kube-scheduler at work."""
+    """Yield a running cluster with one node, an extender and a kube-scheduler."""
     async with connect(plane.kubeconfig) as api:
         scene = SystemUnderTest(plane, system, api)
         tasks: set[asyncio.Task[None]] = set()

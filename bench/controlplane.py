@@ -109,7 +109,7 @@ class ControlPlane:
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-        """One request to the API server; raises urllib's HTTPError."""
+        """Send one request to the API server; raise urllib's HTTPError."""
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.api_port}{path}",
             method=method,

@@ -96,7 +96,7 @@ class _Made(Sequence[bytes]):
 
 
 def profiled_shares() -> list[bytes]:
-    """One GpuShare for each kind of pod of the fleet, with a profile near that of one of the twin's workloads."""
+    """Return a GpuShare for each kind of pod in the fleet; its profile is near one of the twin's workloads."""
     rng = random.Random(11)
     kinds = sorted({(index % 20, index % 50) for index in range(fleet.KINDS)})
     made = []

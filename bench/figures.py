@@ -1,4 +1,4 @@
-"""What every bench makes of its values, percentile and mean with its interval, and what a process holds."""
+"""Statistics that all benchmarks share: percentile, mean with interval, and memory of a process."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from gpushare.sim import table_report
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over repetitions, and how far off it may be (95%); None of one repetition."""
+    """Mean over repetitions, with the half-width of its 95% interval; None for one repetition."""
 
     mean: float
     half_width: float | None

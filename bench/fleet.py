@@ -36,7 +36,7 @@ def pod_uid(index: int) -> str:
 
 
 def node(index: int, gpus: int) -> dict[str, Any]:
-    """A Node, with the conditions and labels that a real one has."""
+    """Return a Node with the conditions and labels of a real one."""
     name = node_name(index)
     capacity = {
         "cpu": "192",
@@ -69,7 +69,7 @@ def node(index: int, gpus: int) -> dict[str, Any]:
 
 
 def gpunode(index: int, gpus: int, tenants: dict[int, list[tuple[str, int]]] | None = None) -> dict[str, Any]:
-    """A GpuNode; `tenants` by GPU index as (pod uid, share percent)."""
+    """Return a GpuNode; `tenants`: (pod uid, share percent) by GPU index."""
     return {
         "apiVersion": "gpushare.io/v1alpha1",
         "kind": "GpuNode",
@@ -116,7 +116,7 @@ def gpunode(index: int, gpus: int, tenants: dict[int, list[tuple[str, int]]] | N
 
 
 def waiting_pod(index: int) -> dict[str, Any]:
-    """A pod that has waited long for nine tenths of a GPU, or for eight GPUs."""
+    """Return a pod that has waited long for nine tenths of a GPU, or for eight GPUs."""
     made = pod(index, 90)
     if index % 8 == 0:
         made["metadata"]["annotations"]["gpushare.io/fraction"] = "8"
@@ -127,7 +127,7 @@ def waiting_pod(index: int) -> dict[str, Any]:
 
 
 def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0) -> dict[str, Any]:
-    """A pod as large as the API server shows one of a Deployment, about 4 kB; running if `node_index`."""
+    """Return a pod as large as the API shows one of a Deployment, about 4 kB; running if `node_index` is given."""
     annotations = {"gpushare.io/fraction": f"0.{percent:02d}", "prometheus.io/scrape": "true"}
     spec: dict[str, Any] = {
         "schedulerName": "gpushare-scheduler",
@@ -207,7 +207,7 @@ def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0
 
 
 def other_pod(index: int, nodes: int) -> dict[str, Any]:
-    """A running pod that is not gpushare's, of the same size: two containers, CPU and memory in eight sizes."""
+    """Return a running pod of the same size that is not gpushare's: two containers, eight CPU and memory sizes."""
     made = pod(index, FRACTIONS[0])
     made["metadata"] |= {
         "name": f"other-{index:06d}-5d4f8c7b9-{index % 100000:05d}",
@@ -233,7 +233,7 @@ def other_pod(index: int, nodes: int) -> dict[str, Any]:
 
 
 def gpushare(team: int, app: int, counters: dict[str, float]) -> dict[str, Any]:
-    """A GpuShare with a profile that speaks for one team's pods of one app, as `pod` makes them."""
+    """Return a GpuShare with a profile for one team's pods of one app, as `pod` makes them."""
     return {
         "apiVersion": "gpushare.io/v1alpha1",
         "kind": "GpuShare",
@@ -244,7 +244,7 @@ def gpushare(team: int, app: int, counters: dict[str, float]) -> dict[str, Any]:
 
 
 def place(nodes: int, gpus: int, tenants: int, seed: int) -> list[tuple[int, int, int]]:
-    """(node, gpu, percent) of each running tenant: at random, never above 100 a GPU."""
+    """Return (node, gpu, percent) of each running tenant: at random, never above 100 on a GPU."""
     rng = random.Random(seed)
     free = [[100] * gpus for _ in range(nodes)]
     placed: list[tuple[int, int, int]] = []

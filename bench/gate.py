@@ -1,6 +1,6 @@
 """python -m bench gate flood|turns [--processes N] [--starts N]: a hostile pod before the gate, on the twin
 
-The real MPS host with a simulated GPU and real processes; a directory that stands for /proc tells their pods.
+The real MPS host with a simulated GPU and real processes; a substitute for /proc maps them to pods.
 
 flood: N processes of one pod connect in a loop, half of them keeping what they open; neighbours start meanwhile.
 turns: processes of one pod take the turn as a client does and exit just before the time-out, again and again.
@@ -133,7 +133,7 @@ class Host:
         return process
 
     def start_seconds(self) -> float:
-        """How long a quiet pod's process takes to its context, from its first connect."""
+        """Return how long a quiet pod's process takes from its first connect to its context."""
         with tempfile.TemporaryFile("w+") as log:
             program = [sys.executable, "-m", "gpushare.twin.mps.tenant", "--workload", "latency-probe"]
             tenant = subprocess.Popen(
@@ -155,7 +155,7 @@ class Host:
             try:
                 self.until(lambda: "connected after" in said(), "a neighbour's start")
                 assert "without MPS" not in said()
-                # Who leaves before the server lists it has wasted its turn.
+                # A client that leaves before the server lists it has wasted its turn.
                 self.until(lambda: tenant.pid in [c.pid for c in self.status().clients], "it is listed")
                 return float(said().partition("connected after ")[2].split()[0])
             finally:
@@ -172,7 +172,7 @@ class Host:
 
 
 class StatusWatch:
-    """Looks at the status file all the time: each state, and the longest time without a new word."""
+    """Watcher of the status file: each state, and the longest time without an update."""
 
     def __init__(self, host: Host) -> None:
         self.states: set[str] = set()
@@ -239,7 +239,7 @@ def shown(seconds: list[float]) -> dict[str, float]:
 
 
 def flood(processes: int, starts: int) -> dict[str, object]:
-    """Starts of a quiet pod alone and during another pod's flood of connections."""
+    """Measure starts of a quiet pod, alone and during another pod's flood of connections."""
     with hosted() as host:
         gate = host.status().gate_pid
         usual = [host.start_seconds() for _ in range(starts)]
@@ -272,7 +272,7 @@ def flood(processes: int, starts: int) -> dict[str, object]:
 
 
 def turns(processes: int, starts: int) -> dict[str, object]:
-    """Starts of a quiet pod alone and beside a pod whose processes waste their turns."""
+    """Measure starts of a quiet pod, alone and beside a pod whose processes waste their turns."""
     with hosted() as host:
         usual = [host.start_seconds() for _ in range(starts)]
         stop = threading.Event()

@@ -52,7 +52,7 @@ OPTIONS = {
 
 
 def node(index: int, gpus: int) -> dict[str, Any]:
-    """A node as HAMi's device plugin registers it."""
+    """Return a node as HAMi's device plugin registers it."""
     made = throughput.small_node(index, gpus)
     devices = [
         {
@@ -74,7 +74,7 @@ def node(index: int, gpus: int) -> dict[str, Any]:
 
 
 def pod(name: str, percent: int, memory_mib: int, scheduler: str = "hami-scheduler") -> dict[str, Any]:
-    """A pod as large as gpushare's in the same benchmark, which asks HAMi for as much."""
+    """Return a pod as large as gpushare's in the same benchmark, with an equal request to HAMi."""
     made = throughput.pending_pod(0, prefer=False)
     made["metadata"] = {
         "name": name,
@@ -91,7 +91,7 @@ def pod(name: str, percent: int, memory_mib: int, scheduler: str = "hami-schedul
 
 
 def scheduler_configuration(plane: controlplane.ControlPlane, kind: str) -> dict[str, Any]:
-    """Kube-scheduler's configuration of HAMi's chart; tuned: with gpushare's client limits and back-off."""
+    """Return kube-scheduler's configuration of HAMi's chart; tuned: with gpushare's client limits and back-off."""
     own: dict[str, Any] = {
         "profiles": [{"schedulerName": "hami-scheduler"}],
         "extenders": [
@@ -152,7 +152,7 @@ async def allocated(api: Api, key: str, node_name: str) -> None:
 def filter_milliseconds(
     plane: controlplane.ControlPlane, pods: list[dict[str, Any]], nodes: list[str]
 ) -> list[float]:
-    """How long each of some pods waits for the extender's filter over all nodes, as kube-scheduler asks for it."""
+    """Return how long each pod waits for the extender's filter over all nodes, with kube-scheduler's request."""
     took = []
     for each in pods:
         body = json.dumps({"Pod": each, "NodeNames": nodes}).encode()
@@ -169,7 +169,7 @@ def filter_milliseconds(
 
 
 def overcommitted(pods: list[dict[str, Any]]) -> list[str]:
-    """GPUs whose pods were given more than all of it, by HAMi's own annotation."""
+    """Return the GPUs whose pods were given more than all of it, by HAMi's own annotation."""
     used: dict[str, int] = {}
     for each in pods:
         given = (each["metadata"].get("annotations") or {}).get("hami.io/vgpu-devices-to-allocate", "")
@@ -238,7 +238,7 @@ async def measure(
 
 
 def rate(times: list[float]) -> float:
-    """Pods per second between the first and the last tenth; 0 when fewer than ten were bound."""
+    """Return pods per second between the first and the last tenth; 0 if fewer than ten were bound."""
     if len(times) < 10:
         return 0.0
     first, last = len(times) // 10, len(times) * 9 // 10
@@ -263,7 +263,7 @@ async def filter_of_ours(plane: controlplane.ControlPlane, nodes: int, gpus: int
 async def measure_ours(
     plane: controlplane.ControlPlane, nodes: int, gpus: int, pods: int, latencies: list[float]
 ) -> dict[str, Any]:
-    """The same of gpushare."""
+    """Measure gpushare in the same way."""
     found = await throughput.measure(plane, nodes, gpus, pods, "the scheduler's last words:")
     return {
         "system": OURS,
@@ -272,7 +272,7 @@ async def measure_ours(
         "pods_per_second": found["pods_per_second"],
         "filter_ms": [statistics.median(latencies), latencies[-1]],
         "resident_mib": resident_mib(plane.processes["extender"].pid),
-        "overcommitted": [],  # throughput.measure has looked, and would have ended
+        "overcommitted": [],  # throughput.measure has checked this, and would have ended
     }
 
 

@@ -1,4 +1,4 @@
-"""What keeping the extender's heap small costs at full size: a full collection, and giving memory back."""
+"""Measure the cost of a small extender heap at full size: a full collection, and returning memory."""
 
 import argparse
 import asyncio
@@ -28,7 +28,7 @@ CHUNK = 500  # of changes between two turns of the event loop
 
 
 class Fleet:
-    """The fleet as the watches would bring it anew, changed in what changes all the time."""
+    """Fleet as the watches would deliver it again, with changes in the fields that change all the time."""
 
     def __init__(self, nodes: int, gpus: int, tenants: int) -> None:
         self.nodes, self.gpus = nodes, gpus
@@ -38,7 +38,7 @@ class Fleet:
             self.by_node.setdefault(at, {}).setdefault(gpu, []).append((fleet.pod_uid(index), percent))
 
     def write_gpunodes(self, extender: Extender, observed_at: str) -> Iterable[None]:
-        """Every agent writes its GpuNode, as it does every 10 s."""
+        """Let every agent write its GpuNode, as it does every 10 s."""
         for index in range(self.nodes):
             view = reduce_gpunode(fleet.gpunode(index, self.gpus, self.by_node.get(index)))
             view = replace(view, observed_at=observed_at)
@@ -46,7 +46,7 @@ class Fleet:
             yield
 
     def write_pods(self, extender: Extender) -> Iterable[None]:
-        """Every tenant's pod changes once."""
+        """Change every tenant's pod once."""
         for index, (at, gpu, percent) in enumerate(self.placed):
             raw = orjson.dumps(fleet.pod(index, percent, node_index=at, gpu=gpu))
             pod = PodView.from_object(orjson.loads(raw))

@@ -73,8 +73,10 @@ def wait_ready(port: int, seconds: float = 180) -> float:
 
 
 class Client:
-    """Speaks as kube-scheduler does, over one kept connection, at little cost of its own: requests are encoded
-    beforehand, and answers read whole but not parsed, so that the server is what is measured."""
+    """Client that sends kube-scheduler's requests over one kept connection.
+
+    Requests are encoded beforehand, and answers are read but not parsed, so that only the server is measured.
+    """
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 30)
@@ -114,13 +116,13 @@ def arguments_of(pod: dict[str, Any], names: list[str]) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process since it started, all its threads."""
+    """Return the CPU time of a process since it started, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def loop_cpu_ms(pid: int) -> float:
-    """Processor time of a process's first thread, its event loop, to the nanosecond."""
+    """Return the CPU time of a process's first thread, its event loop, to the nanosecond."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
@@ -189,7 +191,7 @@ def count(metrics_port: int, name: str) -> dict[str, float]:
 
 
 def inside(metrics_port: int) -> dict[str, float]:
-    """Mean time inside the extender by verb, from its own histogram: the rest is HTTP and waiting for a core."""
+    """Return the mean time inside the extender by verb, from its own histogram; the rest is HTTP and waiting."""
     text = metrics(metrics_port)
     found: dict[str, float] = {}
     for verb in ("filter", "prioritize", "bind"):

@@ -53,7 +53,7 @@ class ProgressSet:
 
 @dataclass(frozen=True, slots=True)
 class LearningCase:
-    """Programs that a model was not fitted to, among others.
+    """Case with programs that a model was not fitted to.
 
     Attributes:
         profiles: live ones of all programs of the sets; judged: the programs whose errors count.
@@ -67,7 +67,7 @@ class LearningCase:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of sets of one size: mean absolute error, part of the truths within the interval, tenants."""
+    """Result for sets of one size: mean absolute error, share of truths within the interval, tenants."""
 
     error: float
     covered: float

@@ -1,4 +1,4 @@
-"""How the loop keeps promises on the H200's table: every measured pair, triple and four with a broken promise.
+"""Test how the loop keeps promises on the H200's table: every measured pair, triple and four with a broken one.
 
 The plant is the table (bench/table_plant.py); windows carry noise, and a change of duties shows after a delay.
 """
@@ -16,14 +16,14 @@ from bench.table_plant import MeasuredSet, measured_sets, read_table
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, GpuWatch, WatchActions, WatchedTenant, WatchSettings, WatchWindow, watch
 
-TOLERANCE = 0.01  # what a promise may be missed by and still count as kept
+TOLERANCE = 0.01  # shortfall with which a promise still counts as kept
 ROOM = 0.05  # sets whose promises can all be kept by so much have room for the noise
 SIZES = {2: "pairs", 3: "triples", 4: "fours"}
 
 
 @dataclass
 class Trace:
-    """One run, window by window: true progress and duties in force (0 of who is not there), and the actions."""
+    """One run, window by window: true progress and duties in force (0 for absent tenants), and the actions."""
 
     true: list[list[float]] = field(default_factory=list)
     duties: list[list[float]] = field(default_factory=list)
@@ -126,7 +126,7 @@ def direction_changes(trace: Trace, position: int, after: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """What every set is put through.
+    """Settings of the trial of each set.
 
     Attributes:
         windows: of one second each.

@@ -1,4 +1,4 @@
-"""Where ours loses throughput against hindsight, one part of what it does not know taken away at a time:
+"""Find where our policy loses throughput against hindsight, removing one kind of ignorance at a time:
 `python -m bench losses --seeds 10 11 12 13 --jobs 250`.
 
 Every variant runs the same jobs on the table. Each line: throughput, of hindsight, what it gains on ours in the
@@ -31,7 +31,7 @@ EXACT = InferenceError(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class KnownTable(TenantTable):
-    """Tenants of which it is known what program each is, by its place among the table's; -1: none of them."""
+    """Tenants with known programs: each one's index in the table, -1 for a program that is not in it."""
 
     programs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -96,7 +96,7 @@ class TrueModel(InterferenceModel):
 
 
 class FearlessModel(InterferenceModel):
-    """The model without intervals where places are chosen; what windows teach goes by its own."""
+    """Model without intervals for choosing places; learning from windows uses its own."""
 
     @classmethod
     def of(cls, model):
@@ -127,7 +127,7 @@ class TrueCaps(LiveOnTable):
 
 
 def true_profiles(truth: TableTruth) -> dict[str, Profile]:
-    """What a program makes alone under caps, as it is; its counters too."""
+    """Return the true profile of each program, with its rate and memory."""
     return {
         name: replace(
             truth.true_profiles[name], iterations_per_s=truth.rate_alone(name), memory_mib=truth.memory_mib(name)
@@ -137,7 +137,7 @@ def true_profiles(truth: TableTruth) -> dict[str, Profile]:
 
 
 class TiesOnly:
-    """A placement policy without a word on what its choice leaves free, but for ties."""
+    """Placement policy that considers the free share that it leaves for ties only."""
 
     def __init__(self, policy):
         self._policy = policy
@@ -152,7 +152,7 @@ class TiesOnly:
 
 @dataclass(slots=True)
 class GainOnly(LiveOnTable):
-    """Ours, where a pod goes where it gains most, whatever free share is worth."""
+    """Our policy, placing each pod where it gains most, whatever free share is worth."""
 
     def _new_context(self, cluster):
         context = LiveOnTable._new_context(self, cluster)  # noqa: SLF001
@@ -161,7 +161,7 @@ class GainOnly(LiveOnTable):
 
 @dataclass(frozen=True)
 class VariantSetting:
-    """What the variants have in common."""
+    """Common part of the variants."""
 
     table: TableWorld
 

@@ -1,4 +1,4 @@
-"""What the GPUs could make more, by the table, at every moment of a run in which a job waits.
+"""Compute how much more progress the GPUs could make, by the table, while a job waits.
 
 By three ways: the best duties under the caps that are; the best caps too, as if they could be changed; and, apart
 from these, the jobs that wait put where they gain, one after the other as hindsight does it. Of the last it is

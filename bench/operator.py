@@ -32,7 +32,7 @@ MADE_AT = "2026-11-22T00:00:00Z"
 
 @dataclass(frozen=True)
 class Scene:
-    """So many GpuShares with a selector, and pods, over so many namespaces.
+    """Numbers of GpuShares with a selector, of pods, and of namespaces.
 
     `hostile`: every selector asks for the same label, which every pod has, and leaves out what no pod has.
     `pods_first`: the pods are there when the GpuShares come, so that each of those may concern all of them.
@@ -121,7 +121,7 @@ class Memory:
 
 
 class Stalls:
-    """The longest processor time for which the loop did not come round."""
+    """Longest CPU time between two rounds of the event loop."""
 
     def __init__(self) -> None:
         self.longest_seconds = 0.0
@@ -142,7 +142,7 @@ class Result:
 
 
 async def measure(scene: Scene) -> Result:
-    """From nothing to a status that names each pod; the queue is empty then."""
+    """Measure from an empty state to a status that names each pod, with an empty queue."""
     memory, stalls = Memory(scene), Stalls()
     metrics = OperatorMetrics()
     reconciler = ShareReconciler(cast("Api", memory), OperatorSettings(Defaults()), metrics)

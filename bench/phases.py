@@ -1,7 +1,7 @@
-"""What attribution costs while no phase explains the windows, with `src` on PYTHONPATH: `python -m bench.phases`.
+"""Measure the cost of attribution while no phase explains the windows: `python -m bench.phases`.
 
-Tenants with three signatures each, drawn with a seed, on a GPU that does work which none of them knows of, in
-windows of a second. Prints a line for each number of tenants; time is of the processor.
+Needs `src` on PYTHONPATH. Tenants with three signatures each, drawn with a seed, on a GPU that does work which
+none of them knows of, in windows of a second. Prints a line for each number of tenants; time is of the processor.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Why jobs were retracted on the table, one by one: `python -m bench retractions --seed 1 --load 2`.
+"""Explain why each job was retracted on the table: `python -m bench retractions --seed 1 --load 2`.
 
 Of every retraction of ours: what the loop said, and what the table says that a throttle could have done at that
 moment. The slack is the least of any tenant's progress less its promise, under the best duties of at most two
@@ -91,7 +91,7 @@ class LastWindow:
 
 @dataclass(slots=True)
 class AccountedPolicy(LiveOnTable):
-    """Ours, and an account of every retraction."""
+    """Our policy, with an account of every retraction."""
 
     last: dict[int, LastWindow] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)

@@ -54,13 +54,13 @@ class MeasuredSet:
 
     @cached_property
     def broken(self) -> tuple[int, ...]:
-        """Positions whose promise is broken while everyone runs free."""
+        """Return the members (positions) whose promise is broken while all run unthrottled."""
         free = self.at([1.0] * len(self.members))
         return tuple(position for position, rate in enumerate(free) if rate < self.promises[position])
 
     @property
     def depth(self) -> float:
-        """How far the worst-off member is below its promise while everyone runs free."""
+        """Return how far the worst-off member is below its promise while all run unthrottled."""
         free = self.at([1.0] * len(self.members))
         return max(promise - rate for promise, rate in zip(self.promises, free, strict=True))
 

@@ -169,7 +169,7 @@ def machine_seconds() -> tuple[float, float]:
 
 
 def share_percent(pod: dict[str, Any]) -> int:
-    """The share that a pod of one container holds: its cap may be above it."""
+    """Return the share that a pod of one container holds; its cap may be higher."""
     return int(pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE_RESOURCE])
 
 

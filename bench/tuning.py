@@ -1,4 +1,4 @@
-"""What each setting of an operator costs and brings, on the measured table: `python -m bench tuning FILE`.
+"""Measure cost and benefit of an operator's settings on the measured table: `python -m bench tuning FILE`.
 
 The same jobs run under the chart's values with one of them changed at a time. FILE gets a JSON line a run; runs
 that it holds already are not made again. `bench.tuning_page` draws them, and writes the tables of the pages.
@@ -36,7 +36,7 @@ SEEDS = (21, 22)
 
 @dataclass(frozen=True)
 class Release:
-    """What an operator and the users set; the chart's values by default.
+    """Settings by an operator and the users; the chart's values by default.
 
     Attributes:
         asks: what a job asks for, of what it asked for.
@@ -56,7 +56,7 @@ class Release:
     luck: int = 0
 
     def jobs(self, drawn: Sequence[Job], truth: TableTruth) -> list[Job]:
-        """The drawn jobs as users under this release submit them."""
+        """Return the drawn jobs as users of this release submit them."""
         asked = []
         for job in drawn:
             job_class = job.job_class
@@ -73,7 +73,7 @@ class Release:
         return as_table_jobs(asked, truth)
 
     def policy(self, world: TableWorld, seed: int) -> JobPolicy:
-        """Who decides: the live rules, set so."""
+        """Return the policy that decides: the live rules with these settings."""
         if not self.shares:
             return exclusive()
         ours = LiveOnTable(
@@ -134,7 +134,7 @@ SETTINGS: Mapping[str, Mapping[str, Release]] = {
 
 @dataclass(slots=True)
 class Stops:
-    """Who is kept stopped, and for how long."""
+    """Stopped tenants, and for how long."""
 
     seconds: float = 0.0
     jobs: set[int] = field(default_factory=set)

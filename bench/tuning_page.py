@@ -29,7 +29,7 @@ def read(path: Path) -> list[TuningRun]:
 
 
 def of(runs: Sequence[TuningRun], setting: str, value: str, load: float) -> list[TuningRun]:
-    """The runs of one value, by seed; a setting's default is the run with no setting changed."""
+    """Return the runs of one value, by seed; a setting's default is the run with no setting changed."""
     if DEFAULTS.get(setting) == value:
         setting, value = DEFAULT, ""
     found = [run for run in runs if (run["setting"], run["value"], run["load"]) == (setting, value, load)]
@@ -37,7 +37,7 @@ def of(runs: Sequence[TuningRun], setting: str, value: str, load: float) -> list
 
 
 def slowdowns() -> list[str]:
-    """The values of maxSlowdown that were tried, with the default."""
+    """Return the values of maxSlowdown that were tried, with the default."""
     return sorted([*SETTINGS[SLOWDOWN], DEFAULTS[SLOWDOWN]], key=float)
 
 
@@ -74,7 +74,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
 
 
 def cells(runs: Sequence[TuningRun], write: Callable[[Sequence[float], Callable[[float], str]], str]) -> list[str]:
-    """A row's figures; a dash where a run has none."""
+    """Return a row's figures; a dash for a run without one."""
     return [
         "-" if any(run[key] is None for run in runs) else write([run[key] for run in runs], how)
         for key, how in FIGURES.values()
@@ -82,7 +82,7 @@ def cells(runs: Sequence[TuningRun], write: Callable[[Sequence[float], Callable[
 
 
 def together(runs: Sequence[TuningRun]) -> list[str]:
-    """A row of the guide: means of the seeds."""
+    """Return a row of the guide: means of the seeds."""
     by_column = dict(zip(FIGURES, cells(runs, mean), strict=True))
     return [", ".join(by_column[name] for name in names) for names in TOGETHER.values()]
 
@@ -105,7 +105,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def by_slowdown(runs: Sequence[TuningRun]) -> str:
-    """Cautious to aggressive: means of the seeds at both loads."""
+    """Return the rows from cautious to aggressive: means of the seeds at both loads."""
     rows = [
         [f"{load:.1f}", shown, *together(of(runs, setting, value, load))]
         for load in LOADS
@@ -121,7 +121,7 @@ def by_slowdown(runs: Sequence[TuningRun]) -> str:
 
 
 def others(runs: Sequence[TuningRun], load: float) -> str:
-    """Every other setting at one load, in the mean of the seeds."""
+    """Return the rows of every other setting at one load, as means of the seeds."""
     rows = [
         ["", "**all as the chart sets it**", *together(of(runs, DEFAULT, "", load))],
         ["", "the same, with other luck", *together(of(runs, LUCK, "", load))],
@@ -137,7 +137,7 @@ def others(runs: Sequence[TuningRun], load: float) -> str:
 
 
 def every(runs: Sequence[TuningRun], load: float) -> str:
-    """Every setting at one load, seed by seed."""
+    """Return the rows of every setting at one load, seed by seed."""
     rows = [
         [named(setting), value, *cells(found, each)]
         for setting, values in SETTINGS.items()
@@ -160,7 +160,7 @@ TABLES: Mapping[str, Callable[[Sequence[TuningRun]], str]] = {
 
 
 def filled(page: str, runs: Sequence[TuningRun]) -> str:
-    """A page with its tables as the runs have them."""
+    """Return a page with its tables filled from the runs."""
 
     def replaced(match: re.Match[str]) -> str:
         return f"<!-- tuning: {match[1]} -->\n\n{TABLES[match[1]](runs)}\n\n<!-- tuning: end -->"
@@ -169,12 +169,12 @@ def filled(page: str, runs: Sequence[TuningRun]) -> str:
 
 
 def digest(data: Path) -> str:
-    """What a plot says of the runs that it was drawn from."""
+    """Return the hash of the runs, by which a plot names its data."""
     return hashlib.sha256(data.read_bytes()).hexdigest()
 
 
 def draw(runs: Sequence[TuningRun], output: Path, source: str) -> None:
-    """Four plots over maxSlowdown: a line for each load is the mean of its seeds, the dots are the seeds."""
+    """Draw four plots over maxSlowdown: a line for each load is the mean of its seeds, the dots are the seeds."""
     import matplotlib.pyplot as plt  # noqa: PLC0415 - only drawing needs it
 
     plt.rcParams.update({"svg.hashsalt": "tuning", "svg.fonttype": "none", "font.size": 10})

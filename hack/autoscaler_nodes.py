@@ -1,11 +1,12 @@
-"""Ask the cluster autoscaler what node it would expect of the texts in docs/guide/autoscaler.md; write that down.
+"""Record which node the cluster autoscaler expects from each text in docs/guide/autoscaler.md.
 
     python hack/autoscaler_nodes.py SOURCE --version 1.36.1
 
-SOURCE is the directory cluster-autoscaler of a checkout of its repository: as a module of its own it is not to be
-had from every proxy. Nothing in it is changed: `go test -overlay` lays one test of ours (hack/autoscaler/CLOUD) in
-each cloud's package in place of the package's own tests, so that the code that builds the template of a node runs
-whole. It takes some ten minutes of two cores the first time, as Kubernetes and the clouds' clients are compiled.
+SOURCE is the directory cluster-autoscaler of a checkout of its repository: as a module of its own it is not
+available from every proxy. Nothing in it is changed: `go test -overlay` lays one test of ours
+(hack/autoscaler/CLOUD) in each cloud's package in place of the package's own tests, so that the code that builds
+the template of a node runs whole. It takes some ten minutes of two cores the first time, as Kubernetes and the
+clouds' clients are compiled.
 """
 
 import argparse
@@ -30,7 +31,7 @@ Given = dict[str, str] | str
 
 
 def given(page: str) -> dict[str, Given]:
-    """Per cloud, what the page says to write: tags, kube-env or annotations."""
+    """Return what the page says to write for each cloud: tags, kube-env or annotations."""
     texts = {}
     for cloud, begins in CLOUDS.items():
         found = re.search(rf"^{begins}.*?^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -51,7 +52,7 @@ def _read(cloud: str, text: str) -> Given:
 
 
 def expected_node(source: Path, cloud: str, text: Given) -> dict[str, Any]:
-    """The node that the cloud's package makes of a text; fails with Go's words."""
+    """Return the node that the cloud's package makes of a text; on failure raise an error with Go's output."""
     package = source / "cloudprovider" / cloud
     with tempfile.TemporaryDirectory() as scratch:
         overlay, node = Path(scratch, "overlay.json"), Path(scratch, "node.json")

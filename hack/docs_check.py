@@ -47,7 +47,7 @@ class Check:
 
 
 def checks_of(page: str, text: str) -> list[Check]:
-    """The checks that a page names, in its order."""
+    """Return the checks that a page names, in its order."""
     found = []
     for match in _CHECK.finditer(text):
         rows = tuple(tuple(words(line)) for line in match["rows"].splitlines() if line.strip())
@@ -56,12 +56,12 @@ def checks_of(page: str, text: str) -> list[Check]:
 
 
 def words(line: str) -> list[str]:
-    """Words and numbers of a line of output; frames of tables and punctuation around them do not count."""
+    """Return words and numbers of a line of output, without table frames and punctuation around them."""
     return [word for word in _SEPARATORS.split(line) if word]
 
 
 def fits(expected: str, printed: str) -> bool:
-    """Whether a printed word is the expected one; of numbers, whether the printed one rounds to it."""
+    """Return whether a printed word is the expected one; a printed number fits if it rounds to it."""
     if expected == printed:
         return True
     try:
@@ -77,13 +77,13 @@ def fits(expected: str, printed: str) -> bool:
 
 
 def holds(row: Sequence[str], line: str) -> bool:
-    """Whether a line of output has the row's words in their order."""
+    """Return whether a line of output has the row's words in their order."""
     printed = iter(words(line))
     return all(any(fits(expected, word) for word in printed) for expected in row)
 
 
 def missing_from_output(check: Check, output: str) -> list[str]:
-    """One sentence for each row that no line of the output holds."""
+    """Return a sentence for each row that no line of the output holds."""
     lines = output.splitlines()
     return [
         f'{check.page}: no line that `{check.command}` prints has "{" ".join(row)}"'
@@ -93,7 +93,7 @@ def missing_from_output(check: Check, output: str) -> list[str]:
 
 
 def missing_from_page(check: Check, text: str) -> list[str]:
-    """One sentence for each figure of the check that the page itself does not quote."""
+    """Return a sentence for each figure of the check that the page itself does not quote."""
     quoted = {figure.rstrip("%") for figure in _FIGURE.findall(_COMMENT.sub("", text))}
     return [
         f"{check.page}: the figure {word} of `{check.command}` is not in the page"
@@ -104,7 +104,7 @@ def missing_from_page(check: Check, text: str) -> list[str]:
 
 
 def run(command: str) -> str:
-    """What a command prints on standard output.
+    """Return what a command prints on standard output.
 
     Raises:
         subprocess.SubprocessError: it failed or took too long.
@@ -130,7 +130,7 @@ def run(command: str) -> str:
 
 
 def pages(names: Sequence[str]) -> list[Path]:
-    """The pages named, or every page that users read."""
+    """Return the pages named, or every page that users read."""
     if names:
         return [Path(name).resolve() for name in names]
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

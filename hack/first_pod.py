@@ -22,7 +22,7 @@ SIGN_OF_LIFE = "iterations/s="  # of the tenant: its kernels run
 
 
 def commands(images: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The page's commands in its order, each with what it reads, for images of other names."""
+    """Return the page's commands in order, each with its standard input, adapted to images of other names."""
     repository, _, tag = images["image"].rpartition(":")
     values = [f"image.tag={tag}"]
     if scheduler := images.get("scheduler"):

@@ -31,7 +31,7 @@ in bold must be given.
 
 @dataclass(frozen=True)
 class Parameter:
-    """An option or an argument: how it is written, what it takes, its default ("" where there is none)."""
+    """Option or argument: its spelling, its value, its default ("" without one)."""
 
     name: str
     takes: str
@@ -51,14 +51,14 @@ class CommandHelp:
 
 
 def commands() -> Iterator[CommandHelp]:
-    """Every command that help shows, as `gpushare` lists them."""
+    """Yield every command that help shows, as `gpushare` lists them."""
     for name, (module, text) in GROUPS.items():
         yield from commands_of(importlib.import_module(module).app, name, text)
     yield CommandHelp("version", "Print gpushare's version.", ())
 
 
 def commands_of(app: typer.Typer, words: str, text: str) -> Iterator[CommandHelp]:
-    """The commands of a group, and the group itself where it is one."""
+    """Yield the commands of a group, and the group itself if it is a command."""
     callback = app.registered_callback.callback if app.registered_callback else None
     own = parameters(callback) if callback else ()
     if own or not app.registered_commands:
@@ -72,7 +72,7 @@ def commands_of(app: typer.Typer, words: str, text: str) -> Iterator[CommandHelp
 
 
 def parameters(callback: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """What a command takes, without what help does not show."""
+    """Return a command's parameters, without those that help does not show."""
     hints = get_type_hints(callback, include_extras=True)
     found = []
     for name, each in inspect.signature(callback).parameters.items():
@@ -84,7 +84,7 @@ def parameters(callback: Callable[..., Any]) -> tuple[Parameter, ...]:
 
 
 def parameter(name: str, hint: Any, info: ParameterInfo, default: Any) -> Parameter:
-    """One parameter as help shows it."""
+    """Return one parameter as help shows it."""
     kind, is_list = plain(hint)
     is_required = default is inspect.Parameter.empty
     if isinstance(info, ArgumentInfo):
@@ -101,12 +101,12 @@ def parameter(name: str, hint: Any, info: ParameterInfo, default: Any) -> Parame
 
 
 def is_flag(declared: Any) -> bool:
-    """Whether it is the name of an option; within Annotated the first one stands where the default else does."""
+    """Return whether this is an option's name: within Annotated, the first one takes the place of the default."""
     return isinstance(declared, str) and declared.startswith("-")
 
 
 def plain(hint: Any) -> tuple[Any, bool]:
-    """The type of one value, and whether there may be several."""
+    """Return the type of one value, and whether there may be several."""
     if get_origin(hint) in (types.UnionType, Union):
         hint = next(one for one in get_args(hint) if one is not type(None))
     if get_origin(hint) is list:
@@ -135,7 +135,7 @@ def default_of(default: Any, kind: Any) -> str:
 
 
 def paragraph(text: str) -> str:
-    """The first paragraph of a docstring on one line."""
+    """Return the first paragraph of a docstring on one line."""
     return " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
 
 

@@ -119,7 +119,7 @@ def render(crd: dict[str, Any]) -> str:
 
 
 def render_for_chart(crd: dict[str, Any]) -> str:
-    """The same object behind the value crds.install; labels and the keep annotation are added."""
+    """Return the same object behind the value crds.install, with labels and the keep annotation added."""
     metadata = {"name": crd["metadata"]["name"], "annotations": CHART_ANNOTATIONS}
     body = yaml.safe_dump({**crd, "metadata": metadata}, sort_keys=False, width=110, allow_unicode=True)
     labels = '  labels:\n    {{- include "gpushare.labels" . | nindent 4 }}\n'
@@ -128,7 +128,7 @@ def render_for_chart(crd: dict[str, Any]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every generated file with its text."""
+    """Return every generated file with its text."""
     out: dict[Path, str] = {}
     for crd in (gpu_share(), gpu_node()):
         plural = crd["spec"]["names"]["plural"]

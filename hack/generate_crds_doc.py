@@ -24,7 +24,7 @@ for each element of a list, `{}` for each value of a map.
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an object; `kind` is its type in words, `rules` are the sentences of who breaks one."""
+    """One field of an object; `kind` is its type in words, `rules` are the messages of its validation rules."""
 
     path: str
     kind: str
@@ -33,7 +33,7 @@ class Field:
 
 
 def fields(schema: dict[str, Any], path: str = "") -> Iterator[Field]:
-    """Every field below a schema, parents first."""
+    """Yield every field below a schema, parents first."""
     required = set(schema.get("required", ()))
     for name, each in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
@@ -45,7 +45,7 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[Field]:
 
 
 def inner_of(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The schema that a field's own fields are in, and how the path shows it."""
+    """Return the schema that holds a field's own fields, and its suffix in the path."""
     if schema.get("type") == "array":
         return schema["items"], "[]"
     values = schema.get("additionalProperties")
@@ -53,7 +53,7 @@ def inner_of(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def kind_of(schema: dict[str, Any]) -> str:
-    """A value's type and bounds in words."""
+    """Return a value's type and bounds in words."""
     kind = schema["type"]
     if kind == "array":
         return f"list of {plural(kind_of(schema['items']))}" + at_most(schema.get("maxItems"))
@@ -67,7 +67,7 @@ def kind_of(schema: dict[str, Any]) -> str:
 
 
 def plural(kind: str) -> str:
-    """A kind as several of it are called."""
+    """Return the plural of a kind."""
     word, space, rest = kind.partition(" ")
     return f"{word}s{space}{rest}"
 
@@ -106,12 +106,12 @@ def render(definitions: list[dict[str, Any]]) -> str:
 
 
 def sentence(rule: str) -> str:
-    """A rule's message as a sentence of its own."""
+    """Return a rule's message as a sentence of its own."""
     return f"A wrong value is refused: {rule.rstrip('.')}."
 
 
 def definitions() -> list[dict[str, Any]]:
-    """The definitions, GpuShare first: it is what people write."""
+    """Return the definitions, GpuShare first, since that is what people write."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("*.yaml"))]
     return sorted(found, key=lambda each: each["spec"]["scope"], reverse=True)
 

@@ -77,7 +77,7 @@ the API server refuses others.
 
 
 def documented(source: str) -> dict[str, str]:
-    """Constant -> the docstring below it."""
+    """Return each constant with the docstring below it."""
     body = ast.parse(source).body
     return {
         node.target.id: " ".join(str(following.value.value).split())
@@ -90,7 +90,7 @@ def documented(source: str) -> dict[str, str]:
 
 
 def allowed(key: str) -> str:
-    """What a user may write there, as the refusal of a wrong value says."""
+    """Return the values that a user may write there, as given in the refusal of a wrong value."""
     if key == names.CONTAINER:
         return CONTAINER_ALLOWED
     refusal = parse_request({names.FRACTION: "0.5", **WRONG[key]})

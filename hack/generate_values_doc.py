@@ -37,7 +37,7 @@ class Value:
 
 
 def values(text: str) -> Iterator[Value]:
-    """Every documented leaf of the file, and every undocumented one with an empty description."""
+    """Return every documented leaf of the file, and every undocumented one with an empty description."""
     stack: list[tuple[int, str, str]] = []  # indent, key, comment
     comment: list[str] = []
     tree = yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""What the generators of pages share: a table's cell, and writing or checking the page."""
+"""Common part of the page generators: a table's cell, and writing or checking the page."""
 
 import sys
 from pathlib import Path

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-# What the commands import of the project's dependencies; the agent, the operator and NVML are not in the plugin.
+# Dependencies of the project that the commands import; the agent, the operator and NVML are not in the plugin.
 LEFT_OUT = ("kopf", "grpcio", "h2", "protobuf", "nvidia-ml-py", "prometheus-client")
 DESCRIPTION = """\
 Shows who shares which GPU under gpushare, at what cap, what was promised, how each pod fares
@@ -46,13 +46,13 @@ sys.argv[0] = "NAME"
 
 
 def launcher(name: str) -> str:
-    """The program `name`, which runs on the Python that the libraries were packed with."""
+    """Return the program `name`, which runs on the Python that the libraries were packed with."""
     major, minor = sys.version_info[:2]
     return LAUNCHER.replace("MAJOR", str(major)).replace("MINOR", str(minor)).replace("NAME", name)
 
 
 def requirements() -> list[str]:
-    """What pip has to put beside our own code."""
+    """Return the packages that pip must install beside our own code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [each for each in project["dependencies"] if not each.startswith(LEFT_OUT)]
 
@@ -76,14 +76,14 @@ def pack(folder: Path, archive: Path) -> str:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Nobody's, and without compiled Python, so that equal content is an equal archive but for its times."""
+    """Drop owner and compiled Python from an archive, so that equal content gives equal archives but times."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return None if "__pycache__" in entry.name else entry
 
 
 def manifest(version: str, uri: str, sha256: str, machine: str) -> dict[str, Any]:
-    """Krew's manifest for one platform."""
+    """Return Krew's manifest for one platform."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",

@@ -34,12 +34,12 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|operator|deviceplugin|tes
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"https?://[^\s<>\]\"'|]+")
-# Names that no site has: of examples (RFC 2606), of this machine, and of services in a cluster.
+# Names of no real site: examples (RFC 2606), this machine, and services in a cluster.
 _NO_SITE = re.compile(r"(^|\.)example\.(com|org|net)$|^127\.|^localhost$|^[^.]+$|\.svc$")
 
 
 class State(StrEnum):
-    """What is known of a link."""
+    """State of a link."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def outer_links(pages: Iterable[Path]) -> dict[str, list[str]]:
-    """Each link to another site, without its anchor, and the pages that have it; code is not looked at."""
+    """Return each link to another site, without its anchor, and the pages that have it; code is not searched."""
     found: dict[str, list[str]] = {}
     for page in pages:
         text = _CODE.sub("", _FENCED.sub("", page.read_text()))
@@ -70,7 +70,7 @@ def outer_links(pages: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def _trimmed(written: str) -> str:
-    """Without the punctuation of the sentence and the bracket of the Markdown around it."""
+    """Return the link without the sentence's punctuation and Markdown's bracket around it."""
     link = written.rstrip(".,;:!?")
     while link.endswith(")") and link.count(")") > link.count("("):
         link = link[:-1].rstrip(".,;:!?")
@@ -78,7 +78,7 @@ def _trimmed(written: str) -> str:
 
 
 def ask(link: str) -> tuple[State, str]:
-    """Whether a link's host knows it, and its answer."""
+    """Return whether a link's host knows it, and its answer."""
     request = urllib.request.Request(link, headers={"User-Agent": "gpushare-docs-links"})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
@@ -92,7 +92,7 @@ def ask(link: str) -> tuple[State, str]:
 
 
 def outer(pages: Iterable[Path], asking: Callable[[str], tuple[State, str]] = ask) -> tuple[int, str]:
-    """The number of dead links, and a table of all of them."""
+    """Return the number of dead links, and a table of all of them."""
     rows = ["| link | state | answer | on |", "|---|---|---|---|"]
     count = dict.fromkeys(State, 0)
     for link, where in outer_links(pages).items():

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from devcluster.settings import API_PORT, NODE_IP
 
-TIMEOUT_SECONDS: Final = 2.5  # a fault is taken back at most so late
+TIMEOUT_SECONDS: Final = 2.5  # upper bound on the delay in undoing a fault
 Json = dict[str, Any]
 
 
 class NoAnswerError(Exception):
-    """The API server did not answer, or failed; whether it did what was asked is not known."""
+    """The API server did not answer, or failed; it is unknown whether it carried out the request."""
 
 
 class RefusedError(Exception):
@@ -27,7 +27,7 @@ class RefusedError(Exception):
 
 
 class ApiConnection:
-    """One connection, made anew when it broke; for one thread at a time."""
+    """Connection that is reopened when it breaks; for one thread at a time."""
 
     def __init__(self, pki: Path, server: str = f"https://{NODE_IP}:{API_PORT}") -> None:
         where = urlsplit(server)

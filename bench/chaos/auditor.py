@@ -13,7 +13,7 @@ from bench.chaos.plan import Ends
 SHARES_PER_GPU: Final = 100
 CLIENTS_PER_GPU: Final = 48
 RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
-GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent takes it for dead after 10
+GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent treats it as dead after 10
 LEFT_FROZEN_SECONDS: Final = 2.0 + LOOK_SECONDS  # 2 s are promised, and a thaw is seen one look later
 GAP_SECONDS: Final = LEFT_FROZEN_SECONDS  # a freeze as long could hide in a longer time without a look
 UNWATCHED_SECONDS: Final = 5.0
@@ -27,7 +27,7 @@ WAITS_BY_DESIGN: Final = (
 
 
 class Rule(StrEnum):
-    """What must hold at every moment, whatever fails."""
+    """Rule that must hold at every moment, whatever fails."""
 
     SHARES = "over-commit of shares"
     MEMORY = "over-commit of memory"
@@ -50,7 +50,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that does not hold, with a sentence of what was seen."""
+    """Violated rule, with a sentence on what was seen."""
 
     rule: Rule
     detail: str
@@ -58,7 +58,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Whose end the present fault explains.
+    """Tenants whose end the present fault explains.
 
     Attributes:
         gpu: the GPU that the fault concerns, for Ends.OF_THE_GPU.
@@ -107,7 +107,7 @@ def broken(picture: Picture, expected: Sequence[ExpectedPods], allowance: Allowa
 
 
 def _sums(picture: Picture) -> Iterable[Violation]:
-    """Shares and memory of the pods that hold some, by their decisions."""
+    """Check the sums of shares and memory over the pods that hold some, by their decisions."""
     memory = {gpu.uuid: gpu.memory_mib for gpu in picture.gpus}
     shares: Counter[str] = Counter()
     limits: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def _sums(picture: Picture) -> Iterable[Violation]:
 
 
 def _devices(picture: Picture) -> Iterable[Violation]:
-    """No device id of kubelet's belongs to two live pods."""
+    """Check that no device id of kubelet's belongs to two live pods."""
     owner: dict[str, PodSeen] = {}
     for uid, ids in picture.devices.items():
         pod = (picture.pods or {}).get(uid)
@@ -158,7 +158,7 @@ def _clients(gpus: Sequence[GpuSeen]) -> Iterable[Violation]:
 
 
 def _limits(picture: Picture) -> Iterable[Violation]:
-    """A pod's clients together have no more than its decision gives."""
+    """Check that a pod's clients together have no more than its decision gives."""
     pods = picture.pods or {}
     for gpu in picture.gpus:
         percent: Counter[str] = Counter()
@@ -226,7 +226,7 @@ def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
     for pid in real.keys() & told.keys():
         for name in ("pod_uid", "thread_percentage", "memory_used_mib"):
             said, seen = getattr(told[pid], name), getattr(real[pid], name)
-            # A gate that was started later does not know what a client had connected under.
+            # A gate that was started later does not know a client's limits at its connection.
             if said != seen and (said is not None or name == "pod_uid"):
                 found[gpu.uuid, pid, name] = (
                     f"{name} of client {pid} of {gpu.uuid} is {seen}, the gate says {said}"

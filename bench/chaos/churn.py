@@ -1,4 +1,4 @@
-"""Pods that come and go at a steady rate, looked at by the auditor; what a soak and an upgrade have in common."""
+"""Replace pods at a steady rate and audit them; the common part of a soak and an upgrade."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a test on a shared machine forgives: bars of time where the machine is busy with other things."""
+"""Adjust a test's time limits on a shared machine that is busy with other things."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Watch each tenant's freezer, ten times a second, from outside: who stands still, and for how long."""
+"""Watch each tenant's freezer, ten times a second, from outside: which pods are frozen, and for how long."""
 
 import threading
 import time
@@ -16,10 +16,10 @@ GAP_SECONDS: Final = 0.4  # between two looks further apart a pod may well have 
 
 @dataclass(frozen=True, slots=True)
 class FreezeReport:
-    """What was seen since the report before.
+    """Observations since the previous report.
 
     Attributes:
-        longest: seconds that each pod stood still, by uid.
+        longest: longest time that each pod was frozen, seconds, by uid.
         gap_seconds: the longest time without a look; a freeze that began and ended within it was not seen.
         unwatched: pods whose cgroup is not found, by uid: for how many seconds.
     """
@@ -31,7 +31,7 @@ class FreezeReport:
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    """A pod that stood still in the last look, with the CPU time that it had used by then."""
+    """Pod that was frozen at the last look, with the CPU time that it had used by then."""
 
     since: float
     seen: float
@@ -39,7 +39,7 @@ class _Frozen:
 
 
 class FreezeWatch:
-    """Looks at each pod's freezer, and knows the longest time that it stood still.
+    """Watcher of each pod's freezer, which records the longest time that it was frozen.
 
     A time goes on while every look finds the pod frozen. Between two looks at a short interval that is enough: a
     throttled pod is frozen for at most half a second. Over a gap, as on a busy machine, the pod's CPU time must

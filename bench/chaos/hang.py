@@ -1,6 +1,6 @@
-"""Have the simulated driver of one GPU hang: whoever asks it waits, as for NVML calls that do not come back.
+"""Make the simulated driver of one GPU hang: every caller waits, as for NVML calls that do not return.
 
-The simulated driver is the state file that the twin writes. A pipe in its place that nobody writes to holds every
+The simulated driver is the state file that the twin writes. A pipe in its place without a writer blocks every
 reader in `open`; the twin replaces it every second, and this puts it back at once.
 """
 
@@ -27,7 +27,7 @@ class HungDriver:
         self._thread = threading.Thread(target=self._hold, name="hung-driver", daemon=True)
 
     def start(self) -> None:
-        """From now on nobody has an answer."""
+        """Let every call from now on hang without an answer."""
         self._pipe.unlink(missing_ok=True)
         os.mkfifo(self._pipe, 0o600)
         self._put()

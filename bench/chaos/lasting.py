@@ -1,4 +1,4 @@
-"""What is wrong only when it lasts: each keeps since when, and time is an argument."""
+"""Find states that are wrong only if they last; each class records since when, and time is an argument."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,7 +20,7 @@ LOAD: Final = "the load"  # stands for the pods that could not even be created
 
 
 class Differences:
-    """Knows since when a gate's status tells otherwise than the twin."""
+    """Record of since when a gate's status differs from the twin's."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int, str], float] = {}
@@ -40,7 +40,7 @@ class Differences:
 
 
 class Starts:
-    """Knows since when a pod that has room is no client of its GPU."""
+    """Record of since when a pod that has room is no client of its GPU."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""Load: pods that share, of several sizes and classes, replaced all the time; and the book of who must be there.
+"""Generate load: sharing pods of several sizes and classes, always replaced; and record which of them must exist.
 
-A call of which nobody knows whether it worked is repeated until it is known, so the load itself loses no pod.
+A call with an unknown outcome is repeated until the outcome is known, so the load itself loses no pod.
 """
 
 import random

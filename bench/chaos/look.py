@@ -16,7 +16,7 @@ SILENT: Final = 1e6  # seconds: a gate or a twin that never wrote
 
 
 class Eye:
-    """Takes pictures; keeps which pods are gpushare's parts for while the API server is away.
+    """Taker of pictures; it remembers gpushare's own pods while the API server is away.
 
     Attributes:
         excused: parts whose processes are not asked for by name, as a former release has others.

@@ -1,4 +1,4 @@
-"""What /proc, the cgroups, kubelet's checkpoint and the gates' files say; nothing here asks a part of gpushare."""
+"""Read /proc, the cgroups, kubelet's checkpoint and the gates' files, without asking any part of gpushare."""
 
 import contextlib
 import json

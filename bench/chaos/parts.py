@@ -1,4 +1,4 @@
-"""gpushare's parts: which pods they are, and by what words their processes are known."""
+"""gpushare's components: their pods, and the words that identify their processes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

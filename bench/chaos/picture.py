@@ -1,6 +1,6 @@
-"""What the auditor looks at: the cluster at one moment, as the API server, the gates, kubelet and /proc show it.
+"""The auditor's input: the cluster at one moment, as the API server, the gates, kubelet and /proc show it.
 
-Read by `bench.chaos.look` without gpushare's own code: a mistake in it must not hide itself.
+`bench.chaos.look` reads it without gpushare's own code, so that a mistake there cannot hide itself.
 """
 
 from collections.abc import Mapping

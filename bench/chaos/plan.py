@@ -1,4 +1,4 @@
-"""Which fault comes when: a pure function of the seed and the fault's number, so that a run can be resumed."""
+"""Plan the faults: a pure function of the seed and the fault's number, so that a run can be resumed."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class FaultKind(StrEnum):
-    """What is done to the cluster."""
+    """Kind of fault."""
 
     KILL_OPERATOR = "kill-operator"
     KILL_ADMISSION = "kill-admission"
@@ -50,7 +50,7 @@ class FaultKind(StrEnum):
 
 
 class Ends(StrEnum):
-    """Whose tenants the fault itself ends; gpushare may end nobody beyond them."""
+    """Tenants that the fault itself ends; gpushare may end no others."""
 
     NOBODY = "nobody"
     OF_THE_GPU = "those of the GPU"
@@ -59,7 +59,7 @@ class Ends(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KindTraits:
-    """What is known of a kind of fault.
+    """Properties of a kind of fault.
 
     Attributes:
         what: for the report.

@@ -1,4 +1,4 @@
-"""The table of a chaos run and of a soak, for docs/measurements/hostile.md."""
+"""Write the table of a chaos run or a soak, for docs/measurements/hostile.md."""
 
 import statistics
 from collections import Counter, defaultdict

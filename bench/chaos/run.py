@@ -30,7 +30,7 @@ FAULTS_FILE, RUN_FILE = "faults.jsonl", "run.json"
 
 @dataclass(frozen=True, slots=True)
 class FaultOutcome:
-    """What came of one fault.
+    """Outcome of one fault.
 
     Attributes:
         settled_seconds: from the fault, or from when it was taken back; None when it did not settle at all.
@@ -85,7 +85,7 @@ def read_outcomes(directory: Path) -> list[FaultOutcome]:
 
 
 class _Judge:
-    """Collects what is broken during one fault, each thing once."""
+    """Collector of violations during one fault, each once."""
 
     def __init__(self) -> None:
         self.violations: dict[str, Violation] = {}

@@ -1,4 +1,4 @@
-"""Everything that a chaos run or a soak needs of the running cluster, put together and taken down again."""
+"""Set up everything that a chaos run or a soak needs of the running cluster, and take it down again."""
 
 import json
 import time
@@ -26,7 +26,7 @@ LOG_LINES: Final = "--tail=400"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The cluster, its load, and who looks at it."""
+    """The cluster, its load, and its observers."""
 
     cluster: LocalCluster
     eye: Eye

@@ -1,4 +1,4 @@
-"""The soak: pods come and go at a steady rate, and what each part uses is measured all the time."""
+"""Run a soak: replace pods at a steady rate, and measure each component's use of resources all the time."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ USAGE_FILE, SOAK_FILE = "usage.jsonl", "soak.json"
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """What a soak has seen; on disk after each sample.
+    """Result of a soak so far; written to disk after each sample.
 
     Attributes:
         growths: of each part; none while there are too few samples to compare.
@@ -88,7 +88,7 @@ def soak(
     sleep: Callable[[float], None] = time.sleep,
     sample: Callable[[Mapping[str, Component]], Mapping[str, usage.Usage]] = usage.sample,
 ) -> SoakResult:
-    """Churn for so long; pods that wait for room count as the load's, not as gpushare's.
+    """Replace pods for some time; waiting for room is counted for the load, not for gpushare.
 
     Args:
         directory: gets the samples, and with each of them what was seen until then.

@@ -1,4 +1,4 @@
-"""Upgrade and rollback under churn: helm replaces the parts while pods come and go, and the auditor looks on."""
+"""Upgrade and rollback under churn: helm replaces the parts while pods come and go, and the auditor watches."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ HELM_SECONDS: Final = 240.0
 
 @dataclass(frozen=True, slots=True)
 class UpgradeStage:
-    """What was seen during one stage.
+    """Observations of one stage.
 
     Attributes:
         seconds: how long it took, helm and the churn after it.
@@ -52,7 +52,7 @@ def stage(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> UpgradeStage:
-    """Churn while `act` runs and for so long afterwards; then stop replacing pods and wait until all has settled.
+    """Replace pods while `act` runs and for some time after; then stop, and wait until all has settled.
 
     Args:
         when_done: called as soon as `act` has returned.
@@ -93,7 +93,7 @@ def stage(
 
 
 class _Acting:
-    """Something that runs beside; its failure is raised where it is asked for."""
+    """Background action; its failure is raised on request."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._failure: Failed | None = None

@@ -19,10 +19,10 @@ FEWEST_SAMPLES: Final = 8  # of which the first and the last third still have tw
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a role's processes use together at one moment.
+    """Total use of a role's processes at one moment.
 
     Attributes:
-        pids: who they are; another set means that one was restarted.
+        pids: of the processes; a different set means that one was restarted.
         memory_kib: proportional set size, so that what forks share counts once.
     """
 

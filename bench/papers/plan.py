@@ -48,12 +48,12 @@ class Part(StrEnum):
 
     @property
     def mechanism(self) -> Mechanism:
-        """How its programs share the GPU."""
+        """Return how its programs share the GPU."""
         return Mechanism.TIME_SLICING if self is Part.SLICING else Mechanism.MPS
 
 
 class Arrangement(StrEnum):
-    """How a set shares the GPU; FIFO, one after the other, is 1 in sum by definition and not run."""
+    """Way a set shares the GPU; FIFO, one after the other, has a sum of 1 by definition and is not run."""
 
     FIFO = "FIFO"
     WITHOUT_MPS = "without MPS"

@@ -1,4 +1,4 @@
-"""Which programs stand for the papers'; nothing here needs PyTorch but `suite`.
+"""Choose the programs that replace the papers'; only `suite` here needs PyTorch.
 
 Pan's seven programs are not named in any source that this project holds, so these are seven of our own suite that
 together lean on every pipe: the comparison is of the same kind, not of the same programs.

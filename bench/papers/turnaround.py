@@ -53,7 +53,7 @@ class Watching(Launcher, Protocol):
     """A launcher that sees its jobs at work."""
 
     def is_ready(self, number: int) -> bool:
-        """Whether a job that was submitted is built and warm, or has ended."""
+        """Return whether a job that was submitted is built and warm, or has ended."""
         ...
 
     def stop(self, number: int) -> None:
@@ -72,12 +72,12 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """What its record is found by."""
+        """Return the key of its record."""
         return f"{self.policy.name}:{self.inference}:{self.training}:{self.round}"
 
     @property
     def seconds(self) -> float:
-        """About what it takes of the GPU."""
+        """Return about how long it takes on the GPU."""
         world = WORLD_SECONDS if self.policy.world is World.GPUSHARE else 1.0
         inference = START_SECONDS if self.inference and self.policy is not STREAMS else 0.0
         return SECONDS + inference + (TRAINING_START_SECONDS if self.training else 0.0) + world
@@ -106,7 +106,7 @@ def missing(records: Records) -> list[Wanted]:
 
 
 def is_together(line: Record) -> bool:
-    """Whether a run's programs were at work at the same time, as far as it has two processes.
+    """Return whether a run's programs worked at the same time, as far as it has two processes.
 
     Runs from before 2026-11-23 do not say: their two were started together, and did not meet.
     """

@@ -1,4 +1,4 @@
-"""What was predicted of sets of jobs, and inferred by the agent, against what the jobs logged of themselves.
+"""Compare predictions for sets of jobs, and the agent's inference, with what the jobs logged themselves.
 
 - *Predicted*: of a set of jobs at work, by the model at the moment when the set was seen first (witness.py).
   Observed is each job's progress over all the time that just these were at work and nobody was throttled, and it
@@ -59,13 +59,13 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """What was told less what was."""
+        """Return the reported less the observed value."""
         return self.told - self.observed
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What can be compared of all runs.
+    """Comparable data of all runs.
 
     Attributes:
         is_recorded: some run has samples.

@@ -1,4 +1,4 @@
-"""From records to figures: nothing here reads a file or a clock.
+"""Compute figures from records; pure, without files or clocks.
 
 - *Makespan*: from the first job's arrival to the last one's end. *Completion*: from a job's arrival to its end.
 - *Alone* is the program's rate alone on the GPU in the same session, or the mean over all where that lacks it.
@@ -63,12 +63,12 @@ class JobFigures:
 
     @property
     def completion(self) -> float:
-        """Seconds from its arrival to its end."""
+        """Return the seconds from its arrival to its end."""
         return self.ended - self.arrives
 
     @property
     def below_seconds(self) -> float:
-        """Seconds below its promise."""
+        """Return the seconds below its promise."""
         return sum(
             each.end - each.begin
             for each in self.windows
@@ -101,18 +101,18 @@ class RunFigures:
 
     @property
     def completions(self) -> list[float]:
-        """Completion times, by number."""
+        """Return completion times by number."""
         return [job.completion for job in self.jobs]
 
     @property
     def restarts(self) -> int:
-        """How often a job of it was taken away and began anew."""
+        """Return how often a job was taken away and began again."""
         return sum(job.restarts for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of a policy's runs.
+    """Number of a policy's runs by outcome.
 
     Attributes:
         counted: in the means.
@@ -137,7 +137,7 @@ class Makespan:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A mean of what is known, some of it only from one side: `sign` is then ≥ or ≤, and there is no interval."""
+    """Mean of values of which some are only bounded: `sign` is then ≥ or ≤, and there is no interval."""
 
     interval: Interval | None
     sign: str = ""
@@ -211,7 +211,7 @@ def ratio_of(one: Mapping[int, Makespan], other: Mapping[int, Makespan]) -> Boun
 
 
 def _bounded(values: Sequence[tuple[float, bool, bool]]) -> Bounded:
-    """Mean of (value, it may be more, it may be less)."""
+    """Return the mean of (value, whether it may be more, whether it may be less), bounded accordingly."""
     found = interval([value for value, _, _ in values])
     more, less = any(each for _, each, _ in values), any(each for _, _, each in values)
     if found is None or (more and less):

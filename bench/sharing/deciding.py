@@ -1,4 +1,4 @@
-"""Who of those that wait starts under gpushare, and under which cap: the live extender's decision, on one GPU."""
+"""Decide which waiting job starts under gpushare, and under which cap, as the live extender does, on one GPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _NODE = "bench"
 
 
 class Decider:
-    """Decides about the jobs of one run; whoever ended has to be released.
+    """Decider about the jobs of one run; ended jobs have to be released.
 
     Args:
         known: signatures of programs, as GpuShares have them.
@@ -66,7 +66,7 @@ class Decider:
         return {program: known.profile for program, known in self._known.items() if known.profile is not None}
 
     def release(self, job: TraceJob) -> None:
-        """A job is gone."""
+        """Record that a job is gone."""
         self._context.state.release(job.name)
 
     def _request(self, job: TraceJob) -> PlacementRequest:

@@ -1,4 +1,4 @@
-"""One session: what is missing of the benchmark, as far as the time goes."""
+"""Run one session: the missing parts of the benchmark, as far as the time allows."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ SIGNATURES: Final = SharingPolicy("signatures", "alone", World.GPUSHARE, places=
 
 
 class SignatureSource(StrEnum):
-    """Where the signatures come from that gpushare decides by."""
+    """Source of the signatures that gpushare decides by."""
 
     AGENT = "agent"
     TABLE = "table"
@@ -46,7 +46,7 @@ class SignatureSource(StrEnum):
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """How a session is spent.
+    """Settings of a session.
 
     Attributes:
         budget_seconds: nothing is begun that would end later.
@@ -83,7 +83,7 @@ class Played:
 
 @dataclass
 class Driver:
-    """Does a session; `say` tells a person how far it is."""
+    """Driver of a session; `say` reports its progress to a person."""
 
     records: Records
     launcher: Launcher

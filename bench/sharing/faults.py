@@ -1,4 +1,4 @@
-"""MPS faults during a run of pods: one pod after the other touches memory that is not there, and what follows.
+"""Cause MPS faults during a run of pods, by pods that access an illegal address, and record the consequences.
 
 Such a pod is decided like any other, beside the jobs. Every process of its MPS server ends with it, as MPS does.
 Of each fault is kept who was on that server, who fell, who was told by an event, and how long until the GPU served
@@ -74,7 +74,7 @@ class _Open:
 
 
 class FaultInjector:
-    """Injects faults one after the other; `step` is called at every look at the pods.
+    """Injector of faults, one after the other; `step` is called at every look at the pods.
 
     Args:
         wall: seconds since 1970 when the run began; pods tell by the wall clock when they fault.
@@ -108,11 +108,11 @@ class FaultInjector:
                 self._open.error = str(error)[:300]
 
     def has_felled(self, pod: Json) -> bool:
-        """Whether a fault ended this pod, which has failed."""
+        """Return whether a fault ended this pod, which has failed."""
         return _uid(pod) in self._felled
 
     def may_restart(self, name: str, now: float) -> bool:
-        """Whether a pod that fell was told, or has waited as long as a Job's would."""
+        """Return whether a fallen pod was reported, or has waited as long as a Job's would."""
         opened = self._open
         if opened is None or name not in opened.fell:
             return True
@@ -233,7 +233,7 @@ def _runs(pod: Json) -> bool:
 
 
 def _fails(pod: Json, at: float) -> bool:
-    """Whether a pod has failed since a moment, seconds since 1970; kubelet tells ends in whole seconds."""
+    """Return whether a pod failed since a moment (seconds since 1970); kubelet reports ends in whole seconds."""
     if pod["status"].get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"]:
         return False
     states = [each.get("state", {}) for each in pod["status"].get("containerStatuses", [])]

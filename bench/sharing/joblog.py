@@ -1,4 +1,4 @@
-"""What a job wrote of itself (work.py), as its record; nothing here reads a file or a clock."""
+"""Turn a job's own log (work.py) into its record; pure, without files or clocks."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class JobStory:
-    """One job's log, in seconds since its run began; None: it did not come so far.
+    """One job's log, in seconds since its run began; None: it did not get that far.
 
     Attributes:
         progress: (seconds, iterations, seconds of work), the first at `ready` with nothing done.

@@ -1,4 +1,4 @@
-"""What the driver asks of whoever starts jobs: processes here (local.py) or pods of a cluster (pods.py)."""
+"""Interface by which the driver starts jobs: as processes here (local.py) or as pods of a cluster (pods.py)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Order:
     until_known: bool = False
 
     def arguments(self) -> list[str]:
-        """The job program's command line, without what the launcher adds."""
+        """Return the job program's command line, without what the launcher adds."""
         limit = [] if self.seconds is None else ["--seconds", f"{self.seconds:g}"]
         requests = ["--rate", f"{self.rate:.4f}", "--seed", str(self.job.number)] if self.rate else []
         return [self.job.program, str(self.count), *requests, *limit]
@@ -62,7 +62,7 @@ class Launcher(Protocol):
         ...
 
     def submit(self, order: Order) -> None:
-        """A job comes."""
+        """Accept a job that arrives."""
         ...
 
     def poll(self) -> dict[int, Ended]:
@@ -74,7 +74,7 @@ class Launcher(Protocol):
         ...
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
-        """From the next `begin` on, these are known."""
+        """Use these signatures from the next `begin` on."""
         ...
 
     def witness(self) -> Witness | None:

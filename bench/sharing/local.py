@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, without Kubernetes: the queue here stands for kube-scheduler's."""
+"""Run jobs as processes of this machine, without Kubernetes: the queue here replaces kube-scheduler's."""
 
 import json
 import os
@@ -95,7 +95,7 @@ class Zygote:
 
 
 class LocalWitness:
-    """Asks the agent of this machine, and the decider that stands for the extender."""
+    """Witness that asks this machine's agent, and the decider in place of the extender."""
 
     def __init__(self, world: GpuShareWorld, decider: Decider, began_wall: float) -> None:
         self.gpu_model = world.gpu.model
@@ -179,7 +179,7 @@ class LocalLauncher:
         return ended
 
     def is_ready(self, number: int) -> bool:
-        """Whether a job is built and warm, or has ended."""
+        """Return whether a job is built and warm, or has ended."""
         if any(order.job.number == number for order in self._waiting):
             return False
         logs = [log for order, _, log in self._running.values() if order.job.number == number]
@@ -196,7 +196,7 @@ class LocalLauncher:
         return self._world.signatures() if self._world is not None else {}
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
-        """From the next `begin` on, these are known."""
+        """Use these signatures from the next `begin` on."""
         self._known = {**self._known, **signatures}
 
     def witness(self) -> LocalWitness | None:
@@ -206,7 +206,7 @@ class LocalLauncher:
         return LocalWitness(self._world, self._decider, self._began_wall)
 
     def faults(self) -> Sequence[Mapping[str, Any]]:
-        """None: a fault is a pod's (command.py refuses them here)."""
+        """Return none: faults need pods (command.py refuses them here)."""
         return ()
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ class NotReadyError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a session ran on.
+    """Machine of a session.
 
     Attributes:
         nvml_handle: of the GPU, for its energy; None of a simulated one.
@@ -36,11 +36,11 @@ class Machine:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it is the twin's."""
+        """Return whether it is the twin's."""
         return self.driver == "simulated"
 
     def energy_joules(self) -> float | None:
-        """Energy since the driver was loaded; None where nobody tells."""
+        """Return the energy since the driver was loaded; None if unknown."""
         if self.nvml_handle is None:
             return None
         import pynvml

@@ -52,7 +52,7 @@ _AGENT = "app.kubernetes.io/component=agent"
 
 
 class KubectlError(RuntimeError):
-    """kubectl said no, or nothing in time."""
+    """kubectl failed, or did not answer in time."""
 
 
 def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
@@ -109,7 +109,7 @@ def place_of(nodes: Sequence[Json], tenants: Tenants) -> Place:
 
 
 class PodWitness:
-    """Asks the node's agent through the API server, and the GpuShares of the programs."""
+    """Witness that asks the node's agent through the API server, and the programs' GpuShares."""
 
     def __init__(self, place: Place, began_wall: float) -> None:
         self.gpu_model = place.gpu.model
@@ -226,7 +226,7 @@ class PodLauncher:
                 if self._injector.may_restart(name, now):  # as a Job would; made anew once it is gone
                     kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
             elif phase in ("Succeeded", "Failed") or (
-                # Nobody runs beside it: its end is nobody else's.
+                # No other job runs beside it, so its end affects none.
                 order.until_known
                 and known.get(order.job.program, {}).get("windowSeconds", 0.0) >= SIGNATURE_SECONDS
             ):
@@ -242,7 +242,7 @@ class PodLauncher:
         return {name: kept for name, kept in found.items() if kept and name in self._programs}
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
-        """Nothing: the cluster learns by itself."""
+        """Do nothing: the cluster learns by itself."""
 
     def witness(self) -> PodWitness | None:
         """Return who tells of decisions and inference under gpushare."""

@@ -1,4 +1,4 @@
-"""The six ways of sharing, and who of those that wait may start.
+"""The six ways of sharing, and which waiting jobs may start.
 
 In Kubernetes the cluster decides that; the rules here are the same ones for the launcher without it: so many
 devices of an extended resource, or shares that are counted, as kube-scheduler does it.
@@ -17,9 +17,9 @@ PLACES: Final = 4
 
 
 class World(StrEnum):
-    """What stands between the jobs and the GPU."""
+    """Layer between the jobs and the GPU."""
 
-    PLAIN = "plain"  # nothing: processes take turns, as the driver has it
+    PLAIN = "plain"  # no layer: the driver makes processes take turns
     MPS = "mps"  # one MPS daemon, as NVIDIA's device plugin starts it
     GPUSHARE = "gpushare"  # gate, throttle and agent, as the chart installs them
 
@@ -51,7 +51,7 @@ class SharingPolicy:
     faults: int = 0
 
     def cap(self, job: TraceJob) -> int | None:
-        """Thread percentage that a job's own environment asks for; None: it asks for none."""
+        """Return the thread percentage that a job's own environment requests; None if it requests none."""
         if not self.caps_at_share or job.job_class is JobClass.LATENCY:
             return None
         return job.share_percent

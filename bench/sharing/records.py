@@ -1,4 +1,4 @@
-"""What was measured, as JSON lines in one file: each line says in `record` what it is.
+"""Store measurements as JSON lines in one file; `record` in each line names its kind.
 
 | record | what |
 |---|---|
@@ -59,7 +59,7 @@ class Records:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Return the file."""
         return self.directory / self.name
 
     def add(self, record: str, **values: Any) -> Record:
@@ -79,10 +79,10 @@ class Records:
                 yield line
 
     def first(self, record: str, **values: Any) -> Record | None:
-        """The first of them."""
+        """Return the first matching record, if any."""
         return next(self.of(record, **values), None)
 
     def is_settled(self, policy: str, repetition: int) -> bool:
-        """Whether a policy's run of a repetition is there: complete, or cut by its own patience."""
+        """Return whether a policy's run of a repetition is there: complete, or cut by its own patience."""
         wanted = {"policy": policy, "repetition": repetition}
         return any(self.first("run", **wanted, **end) for end in ({"state": COMPLETE}, {"cut_by": PATIENCE}))

@@ -15,7 +15,7 @@ _QUEUED = 2  # iterations of the second program that may wait on the GPU
 
 
 def run(read: argparse.Namespace, log: JobLog) -> int:
-    """Be both; the log's requests are the first one's, its `end` says the second one's rate."""
+    """Run both programs; the log's requests are the first one's, its `end` gives the second one's rate."""
     import torch
 
     from gpushare.research.calibration.table_suite import TABLE

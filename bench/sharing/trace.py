@@ -1,4 +1,4 @@
-"""The jobs: which program, how much work, what its pod asks for and is promised, and when it comes. All seeded."""
+"""Draw the jobs with a seed: program, work, its pod's request and promise, and arrival."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SERVING_LOAD: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What the jobs are drawn by.
+    """Parameters by which the jobs are drawn.
 
     Attributes:
         least_seconds, most_seconds: of a job alone on the GPU; log-uniform between them.
@@ -59,12 +59,12 @@ class TraceJob:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it answers requests that come when they come, instead of working as fast as it can."""
+        """Return whether it answers requests as they arrive, instead of working as fast as it can."""
         return self.program in SERVING
 
     @property
     def name(self) -> str:
-        """Its pod's name."""
+        """Return its pod's name."""
         return f"job-{self.number:03d}"
 
 

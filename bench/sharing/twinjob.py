@@ -24,7 +24,7 @@ _GONE_SECONDS = 3.0
 
 
 def main(arguments: list[str]) -> int:
-    """Be one job."""
+    """Run one job."""
     read = parse(arguments)
     log = JobLog(read.log.open("a") if read.log else sys.stdout, stop=read.stop)
     log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)

@@ -1,4 +1,4 @@
-"""What gpushare predicts and infers while a run goes on: looked at by a thread that the run does not wait for.
+"""Record gpushare's predictions and inference during a run, in a thread that the run does not wait for.
 
 Once a second the agent's metrics say who is on the GPU, under which cap, and how each fares. Of every set of jobs
 that is placed, or at work on the GPU, the shipped model is asked once with what the GpuShares say of the programs
@@ -32,7 +32,7 @@ SAMPLE_FIELDS: Final = ("at", *_FAMILIES)
 
 
 class Witness(Protocol):
-    """Whom to ask."""
+    """Source of the agent's metrics and of the model's predictions."""
 
     gpu_model: str
 
@@ -51,7 +51,7 @@ class Witness(Protocol):
 
 @dataclass
 class Witnessed:
-    """What was seen in one run.
+    """Observations of one run.
 
     Attributes:
         samples: of each job by name, rows of SAMPLE_FIELDS.
@@ -67,7 +67,7 @@ class Witnessed:
 
 
 class Watch:
-    """Looks while a run goes on.
+    """Watch over a run.
 
     Args:
         programs: of the run's jobs, by the job's name; other pods are not counted.

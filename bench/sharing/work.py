@@ -1,4 +1,4 @@
-"""One job's work and its log: a fixed count of iterations, or of requests that come when they come.
+"""Do one job's work and write its log: a fixed count of iterations, or of requests that arrive by themselves.
 
 The log is JSON lines: `start`, `ready` (the program is built and warm: work begins), four times a second
 `progress` (iterations so far, seconds of work so far), `requests` (milliseconds from a request's arrival to its
@@ -20,7 +20,7 @@ _MOST_REQUESTS: Final = 500  # of one line
 
 @dataclass
 class JobLog:
-    """Writes the lines."""
+    """Writer of the log's lines."""
 
     file: TextIO
     monotonic: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class JobLog:
             self.requests.clear()
 
     def is_over(self, until: float) -> bool:
-        """Whether the job has to end before its work is done; looks for the file four times a second at most."""
+        """Return whether the job must end before its work is done; check the file four times a second at most."""
         now = self.monotonic()
         if now > until or self.stop is None:
             return now > until

@@ -1,4 +1,4 @@
-"""What stands between processes of this machine and its GPU: nothing, an MPS daemon, or gpushare's node."""
+"""The layer between processes of this machine and its GPU: none, an MPS daemon, or gpushare's node."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class LocalWorld(Protocol):
     """One of the three."""
 
     def admit(self, job: TraceJob, cap: int | None) -> None:
-        """A job is about to start."""
+        """Prepare for a job that is about to start."""
         ...
 
     def environment(self, job: TraceJob, cap: int | None) -> dict[str, str]:
@@ -50,7 +50,7 @@ class LocalWorld(Protocol):
         ...
 
     def ended(self, job: TraceJob) -> None:
-        """A job is gone."""
+        """Record that a job is gone."""
         ...
 
     def signatures(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class LocalWorld(Protocol):
 
 
 class PlainWorld:
-    """Processes take turns, as the driver has it."""
+    """World without a layer: the driver makes processes take turns."""
 
     def __init__(self, work: Path, gpu: GpuInfo, *, twin: bool) -> None:
         self.gpu = gpu
@@ -73,7 +73,7 @@ class PlainWorld:
             self._turns.mkdir(parents=True)
 
     def admit(self, job: TraceJob, cap: int | None) -> None:
-        """Nobody asks."""
+        """Do nothing: this world has no admission."""
 
     def environment(self, job: TraceJob, cap: int | None) -> dict[str, str]:
         """Return the GPU, and a folder without an MPS daemon."""
@@ -88,17 +88,17 @@ class PlainWorld:
         return () if self._turns is None else ("--turns", str(self._turns))
 
     def look(self, running: Sequence[TraceJob]) -> None:
-        """Nothing is to be seen."""
+        """Do nothing: there is nothing to watch."""
 
     def ended(self, job: TraceJob) -> None:
-        """Nobody asks."""
+        """Do nothing: this world keeps no jobs."""
 
     def signatures(self) -> dict[str, Any]:
         """Return none."""
         return {}
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
 
 class MpsWorld(PlainWorld):
@@ -150,7 +150,7 @@ class GpuShareWorld:
     ):
         if str(_TESTS) not in sys.path:
             sys.path.append(str(_TESTS))
-        # Not above: grpcio and aiohttp, and only this world needs them.
+        # Imported here: only this world needs grpcio and aiohttp.
         import agent_bench
         import gate_bench
         import loop_suite

@@ -1,4 +1,4 @@
-"""Starts jobs by forking, so that each begins with its libraries loaded: `bench.sharing.zygote gpu|twin`.
+"""Start jobs by forking, so that each begins with its libraries loaded: `bench.sharing.zygote gpu|twin`.
 
 Orders come on standard input, one JSON object a line: `id`, `arguments`, `env`, `cgroups` and `out`. Answers go to
 standard output: `ready`, `started` with the pid, `exited` with the status. It ends with its input, and with it

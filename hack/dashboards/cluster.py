@@ -1,4 +1,4 @@
-"""The cluster: what GPUs there are, what sharing gains, whether promises are kept, who waits."""
+"""Dashboard of the cluster: its GPUs, the gain of sharing, kept promises, waiting pods."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The control plane: whether annotated pods are admitted, placed and started, and how fast."""
+"""Dashboard of the control plane: whether annotated pods are admitted, placed and started, and how fast."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ BOARDS = {
 
 
 def render() -> dict[str, str]:
-    """File name -> its text."""
+    """Return the text of each file, by file name."""
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {name: encoder.encode(build().build()) + "\n" for name, build in BOARDS.items()}
 

@@ -1,4 +1,4 @@
-"""A node and its GPUs: health, who runs there, what the hardware does, MPS and the gate."""
+"""Dashboard of a node and its GPUs: health, tenants, use of the hardware, MPS and the gate."""
 
 from typing import Any
 

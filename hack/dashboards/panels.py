@@ -1,4 +1,4 @@
-"""How our panels look: an answer in words, a graph, a table; and the links between dashboards."""
+"""Our kinds of panels: an answer in words, a graph, a table; and the links between dashboards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ def answer(
     span: int = 6,
     link: tuple[str, str] | None = None,
 ) -> stat.Panel:
-    """A panel whose title is a question and whose value is the answer.
+    """Return a panel whose title is a question and whose value is the answer.
 
     Args:
         unit: Grafana's, or "suffix: words" that follow the number.
@@ -159,7 +159,7 @@ def rows(
     height: int = 9,
     span: int = 24,
 ) -> table.Panel:
-    """A table that joins instant queries by their labels.
+    """Return a table that joins instant queries by their labels.
 
     Args:
         links: column -> dashboard's uid, text, and the rest of its address.
@@ -194,7 +194,7 @@ def rows(
 
 
 def variable(name: str, label: str, expression: str, *, all_value: str | None = ".+") -> dashboard.QueryVariable:
-    """A drop-down list.
+    """Return a drop-down list.
 
     Args:
         all_value: what "All" stands for: ".+" and not ".*", which also takes series that lack the label; None:
@@ -227,7 +227,7 @@ def board(
     variables: Sequence[dashboard.QueryVariable],
     content: Sequence[tuple[str, Sequence[Any]]],
 ) -> dashboard.Dashboard:
-    """One dashboard: its rows of panels, and at its top the link to the next one and to the others."""
+    """Return a dashboard: its rows of panels, and at its top the links to the next one and to the others."""
     made = (
         dashboard.Dashboard(BOARDS[uid])
         .uid(uid)

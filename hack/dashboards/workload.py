@@ -1,4 +1,4 @@
-"""A workload: its promise and progress, its profile, its neighbours, and the fraction that would suit it."""
+"""Dashboard of a workload: its promise, progress, profile, neighbours, and suitable fraction."""
 
 from typing import Any
 

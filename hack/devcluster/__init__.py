@@ -1,1 +1,1 @@
-"""A Kubernetes for development, demo and tests on whatever this machine has; standard library only."""
+"""Kubernetes for development, demo and tests, with what this machine has; standard library only."""

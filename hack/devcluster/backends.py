@@ -16,7 +16,7 @@ KIND_CLUSTER = "gpushare"
 
 
 class Cluster(Protocol):
-    """What the demo and the tests need of a cluster."""
+    """Interface that the demo and the tests need of a cluster."""
 
     @property
     def name(self) -> str: ...

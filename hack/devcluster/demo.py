@@ -1,4 +1,4 @@
-"""`make demo`: a cluster with two simulated GPUs, gpushare installed, and a story told there; idempotent."""
+"""`make demo`: a cluster with two simulated GPUs, with gpushare, and a story about it; idempotent."""
 
 import json
 import os

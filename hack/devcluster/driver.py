@@ -1,4 +1,4 @@
-"""NVIDIA's driver and container toolkit at the places where their packages install them.
+"""Place NVIDIA's driver and container toolkit where their packages install them.
 
 Some machines have the driver in a folder of its own (GPU_DRIVER_ROOT), its programs behind scripts. Only files
 that are missing are placed, every one is recorded, and `Placed.remove` takes exactly those away again.
@@ -39,7 +39,7 @@ class Placed:
     def replace(self, source: Path, target: Path) -> None:
         """Copy over what is there, and keep that beside it."""
         kept = target.with_name(target.name + BEFORE)
-        if os.path.lexists(kept):  # an earlier try was ended in between: what is there now is ours
+        if os.path.lexists(kept):  # an earlier attempt was interrupted: the existing file is ours
             target.unlink(missing_ok=True)
         elif os.path.lexists(target):
             self._note(kept)
@@ -68,7 +68,7 @@ class Placed:
         self._record.unlink(missing_ok=True)
 
     def _note(self, target: Path) -> None:
-        """Before anything is moved or written, so that an end in between leaves nothing unknown."""
+        """Record the files before anything is moved or written, so that an interruption leaves nothing unknown."""
         self._record.parent.mkdir(parents=True, exist_ok=True)
         self._record.write_text(json.dumps([*self.files(), str(target)]))
 
@@ -82,7 +82,7 @@ def install(placed: Placed) -> None:
                 placed.copy(library, LIBRARIES / library.name)
     for program in DRIVER_PROGRAMS:
         found = next((path for path in sorted(root.rglob(f"*{program}*")) if is_elf(path)), None)
-        if found is not None and not is_elf(PROGRAMS / program):  # a script round the program is not enough
+        if found is not None and not is_elf(PROGRAMS / program):  # a wrapper script of the program is not enough
             placed.replace(found.resolve(), PROGRAMS / program)
     _forget(root)
     run(["ldconfig"], timeout_seconds=60)

@@ -1,4 +1,4 @@
-"""Whether this machine's GPUs can be shared by a cluster of ours, by nvidia-smi's words; nothing is changed."""
+"""Check with nvidia-smi whether a cluster of ours can share this machine's GPUs; nothing is changed."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""A cluster with GPUs that was there before: the chart goes into it and comes out of it, nothing else changes.
+"""An existing cluster with GPUs: the chart is installed and removed, nothing else changes.
 
-Where somebody uses gpushare there already, nothing is installed unless it is asked for twice (`--yes`).
+If gpushare is already in use there, nothing is installed unless this is confirmed (`--yes`).
 """
 
 import json
@@ -97,7 +97,7 @@ class ExistingGpus:
         return [f"pod {one.get('namespace')}/{one.get('pod')}" for gpu in gpus for one in gpu.get("tenants", [])]
 
     def _claimed(self) -> list[str]:
-        """The GPUs and MIG instances that nodes offer by another device plugin."""
+        """Return the GPUs and MIG instances that nodes offer through another device plugin."""
         kubectl = [tools.kubectl(), f"--kubeconfig={self.kubeconfig}", "--request-timeout=10s", "get"]
         nodes = json.loads(progress.run([*kubectl, "nodes", "-o", "json"]))["items"]
         return [
@@ -117,7 +117,7 @@ class ExistingGpus:
         return True
 
     def environment(self) -> dict[str, str]:
-        """What a command of `run` finds beside its own environment."""
+        """Return the environment of a command of `run`, with the additions for this cluster."""
         tenants = cache_dir() / "tenants.json"
         tenants.parent.mkdir(parents=True, exist_ok=True)
         image = os.environ.get("TENANT_IMAGE", "pytorch/pytorch")

@@ -291,7 +291,7 @@ BinaryName = "{driver.PROGRAMS / "nvidia-container-runtime"}"
         return {"image": TENANT_IMAGE, "python": python, "mounts": mounts, **plain}
 
     def environment(self) -> dict[str, str]:
-        """What a command of `run` finds beside its own environment."""
+        """Return the environment of a command of `run`, with the additions for this cluster."""
         links = cache_dir() / "bin"
         return {
             **os.environ,

@@ -81,7 +81,7 @@ def _fits(path: Path, most: int) -> bool:
 
 
 def _standard_libraries() -> list[Path]:
-    """The system's Python 3 libraries, which a virtual environment refers to."""
+    """Return the system's Python 3 libraries, which a virtual environment refers to."""
     return [path for path in Path("/usr/lib").glob("python3*") if path.is_dir()]
 
 

@@ -160,7 +160,7 @@ class LocalCluster:
         start("scheduler", [kube, "kube-scheduler", *scheduler])
 
     def _apiserver_flags(self) -> list[str]:
-        """Flags of the API server that other clusters of this kind need."""
+        """Return flags of the API server that subclasses need."""
         return []
 
     def _start_containerd(self, pause: Path) -> None:
@@ -282,7 +282,7 @@ bin_dir = "{self.cni_directory}"
 {self._containerd_runtimes()}"""
 
     def _containerd_runtimes(self) -> str:
-        """Container runtimes besides runc."""
+        """Return the configuration of container runtimes besides runc."""
         return ""
 
     def _cni_config(self) -> str:

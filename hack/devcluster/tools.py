@@ -22,7 +22,7 @@ CLIENTS_MODULE = HACK / "clients"
 CLIENTS = ("sigs.k8s.io/krew/cmd/krew", "./argodiff")
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
-# What gives containers their GPU, and the programs of it that do so.
+# The package that gives containers their GPU, and its programs.
 NVIDIA_TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit/cmd"
 NVIDIA_TOOLKIT_VERSION = "v1.19.1"
 NVIDIA_TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook")

@@ -1,1 +1,1 @@
-"""The demo's story: pods come one after the other, and what gpushare does about them is told as it happens."""
+"""The demo's story: pods arrive one after the other, and gpushare's actions are reported as they happen."""

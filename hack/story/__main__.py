@@ -30,7 +30,7 @@ class TooLateError(Exception):
 
 
 class Story:
-    """Tells it once; the pods stay.
+    """Teller of the story, once; the pods stay.
 
     Args:
         kubectl: the program, with its kubeconfig.

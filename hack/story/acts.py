@@ -2,7 +2,7 @@
 
 The programs and their shares are such that the twin, whose tenants run as the interference model says, breaks a
 promise: a training and a service share a GPU well, until a program comes that draws 91% of the memory bandwidth,
-and of which nothing is known beforehand (docs/adr/0144).
+and has no profile yet (docs/adr/0144).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the cluster says at one moment of the story: its pods, what is known of them, and the events so far."""
+"""The cluster's state at one moment of the story: pods, their data, and the events so far."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A picture of how the story ends, where no recording can be played: one file that loads nothing else."""
+"""Draw the story's end as one self-contained file, for places where no recording can be played."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Where the story is told: a terminal shows the table live below the sentences, anything else gets lines."""
+"""Output of the story: on a terminal a live table below the sentences, elsewhere lines only."""
 
 import time
 from types import TracebackType
@@ -32,7 +32,7 @@ _STYLES: Final = {
 
 
 class Screen:
-    """Tells sentences as they come, and shows the table."""
+    """Output that prints sentences as they come, and shows the table."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -6,7 +6,7 @@ from typing import Final
 from gpushare.cli.pod_rows import TopRow
 from story.moment import Moment, Told
 
-# Reasons of events that are told; what stands before the event's own sentence.
+# Reasons of events that are reported, with the text before the event's own sentence.
 OPENINGS: Final[Mapping[str, str]] = {
     "PromiseBroken": "Broken promise",
     "Throttled": "Throttle",
