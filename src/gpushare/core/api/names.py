@@ -24,7 +24,7 @@ SLO: Final = f"{GROUP}/slo"
 SLO_FROM: Final = f"{GROUP}/slo-from"
 """The histogram or summary of request times that the pod serves."""
 SLO_QUERY: Final = f"{GROUP}/slo-query"
-"""A query for Prometheus whose value is the quantile in seconds; $namespace and $pod stand for the pod's."""
+"""A query for Prometheus whose value is the quantile in seconds; $namespace and $pod are replaced by the pod's."""
 USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES, SLO, SLO_FROM, SLO_QUERY)
 
 # The decision; only gpushare's own service accounts may write these.

@@ -48,7 +48,7 @@ class PodSeries:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusQuery:
-    """PromQL whose value is the quantile in seconds; $namespace and $pod stand for the pod's."""
+    """PromQL whose value is the quantile in seconds; $namespace and $pod are replaced by the pod's."""
 
     text: str
 
