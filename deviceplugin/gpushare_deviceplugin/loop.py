@@ -237,7 +237,9 @@ class Loop:
         gate = self._gates.get(uuid)
         problem = gate.throttle.problem if gate is not None else ""
         if problem and problem != self._unthrottled:
-            _log.warning("nobody can be throttled here, broken promises lead to retractions: %s", problem)
+            _log.warning(
+                "no pod can be throttled on this node, so broken promises lead to retractions: %s", problem
+            )
         self._unthrottled = problem
         before = gpu.actions
         settings = replace(self._settings, can_throttle=self._settings.can_throttle and not problem)

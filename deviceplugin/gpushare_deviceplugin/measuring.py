@@ -212,7 +212,7 @@ class Measurer:
         if not drift.is_suspected:
             return
         names = ", ".join(pod.key for pod in active)
-        _log.info("GPU %s does not do what the signatures of %s say: they are read anew", uuid, names)
+        _log.info("GPU %s is not used as the signatures of %s say: they are measured again", uuid, names)
         for pod in active:
             self._signatures.doubt(pod, self._state.gpus[uuid].model)
 

@@ -226,7 +226,7 @@ class Sampler:
         except DevicesError as error:
             if uuid not in self._unlisted:
                 self._unlisted.add(uuid)
-                _log.warning("who runs outside MPS cannot be told: %s", error, extra={"gpu": uuid})
+                _log.warning("processes outside MPS cannot be listed: %s", error, extra={"gpu": uuid})
             return None
         self._unlisted.discard(uuid)
         return processes

@@ -59,7 +59,9 @@ class Owners:
             raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is gone") from error
         except Forbidden as error:
             if owner.kind not in self._forbidden:
-                _log.error("may not read owners of kind %s, each stands for itself: %s", owner.kind, error)
+                _log.error(
+                    "may not read owners of kind %s, so each counts as the top owner: %s", owner.kind, error
+                )
             self._forbidden.add(owner.kind)
             return None
         if obj["metadata"]["uid"] != owner.uid:

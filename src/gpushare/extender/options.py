@@ -60,9 +60,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
-    add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
-    add("max-slowdown", "1.5", "tolerated slowdown of class throughput where nobody says otherwise")
-    add("latency-max-slowdown", "1.1", "tolerated slowdown of class latency where nobody says otherwise")
+    add("default-fraction", AUTO_FRACTION, 'fraction that "auto" means without a profile')
+    add("max-slowdown", "1.5", "tolerated slowdown of class throughput unless a GpuShare sets another")
+    add("latency-max-slowdown", "1.1", "tolerated slowdown of class latency unless a GpuShare sets another")
     add(
         "gpu-memory-reserve", str(installation.DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants"
     )

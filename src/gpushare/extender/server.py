@@ -105,7 +105,7 @@ class Extender:
         """Read the pods again if this process stood still for long, as others may have bound some meanwhile."""
         still_seconds, self._beat_at = self._clock() - self._beat_at, self._clock()
         if still_seconds > STOOD_STILL_SECONDS and self._listed.is_set():
-            _log.warning("this process stood still for %.0f s: the pods are read anew", still_seconds)
+            _log.warning("this process was stopped for %.0f s: the pods are read again", still_seconds)
             self._pods.relist()
 
     def trouble(self) -> str:

@@ -252,7 +252,7 @@ class Endings:
             write_atomically(self._record, {"processes": processes})
         except OSError as error:
             logger.warning(
-                "cannot write %s; a gate that starts now knows of nobody stopped: %s", self._record, error
+                "cannot write %s; the next gate will not know of stopped processes: %s", self._record, error
             )
 
     def _restore(self) -> None:
@@ -268,6 +268,6 @@ class Endings:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.error("cannot read %s, whoever else was stopped stays so: %s", self._record, error)
+            logger.error("cannot read %s; processes that it lists stay stopped: %s", self._record, error)
         if self._begun:
             logger.info("going on to end clients that an earlier gate stopped: %s", sorted(self._begun))

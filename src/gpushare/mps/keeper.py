@@ -372,7 +372,9 @@ class Keeper:
             return False
         if self._ledger.has_live() or self.gate.current_pid is not None:
             return False
-        logger.error("the silent MPS daemon of %s serves nobody any more; starting another", self.gpu.uuid)
+        logger.error(
+            "the MPS daemon of %s is silent and no longer serves clients; starting another", self.gpu.uuid
+        )
         await self._control.stop(2.0)
         return True
 

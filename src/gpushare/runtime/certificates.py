@@ -173,7 +173,7 @@ def _expiry_in(path: Path) -> float | None:
     try:
         return expiry_of(path.read_text())
     except ValueError as error:
-        _log.error("the end of %s cannot be told: %s", path, error)
+        _log.error("cannot read when %s expires: %s", path, error)
         return None
 
 

@@ -66,7 +66,7 @@ class BearerToken:
         try:
             token = self._path.read_text().strip()
         except OSError as error:
-            _log.error("nobody may scrape metrics: %s", error)
+            _log.error("metrics cannot be scraped: %s", error)
             return False
         scheme, _, given = authorization.partition(" ")
         return (

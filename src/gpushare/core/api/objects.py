@@ -79,7 +79,7 @@ class Ceilings(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProfileSpec:
-    """How the workload is profiled."""
+    """Settings for profiling the workload."""
 
     mode: ProfileMode | None = described(
         "Auto profiles an unknown workload alone on a GPU before it gets neighbours; Off never profiles it.",
@@ -232,7 +232,7 @@ class NeighboursEnded:
 
 @dataclass(frozen=True, slots=True)
 class GpuShareStatus:
-    """What gpushare knows about the group; written only by the operator."""
+    """Status of the group of pods; written only by the operator."""
 
     phase: Phase = described("Stage of the group's life.", default=Phase.PENDING)
     observed_generation: int | None = described(
@@ -378,7 +378,7 @@ class TenantStatus:
     )
     clients: int | None = described("Its processes connected to MPS.", default=None, minimum=0)
     progress_ratio: float | None = described(
-        "Inferred progress relative to running alone; absent where tenants cannot be told apart.",
+        "Inferred progress relative to running alone; absent where tenants cannot be distinguished.",
         default=None,
         name="progress",
         minimum=0,

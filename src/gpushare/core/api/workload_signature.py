@@ -38,7 +38,7 @@ class CapPoint:
 
 
 class PhaseReading(StrEnum):
-    """How the signature of a phase was measured."""
+    """Way the signature of a phase was measured."""
 
     ALONE = "Alone"
     IN_PLACE = "InPlace"  # beside neighbours that were stopped for a moment

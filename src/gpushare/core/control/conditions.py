@@ -65,7 +65,7 @@ def profiled(
 ) -> Condition:
     """Return the condition Profiled: whether the workload's signature is known, or how far profiling has come."""
     if profile is not None and (contradiction := profile.contradiction()):
-        message = f"the profile contradicts itself and is not used: {contradiction}; it is taken anew"
+        message = f"the profile contradicts itself and is not used: {contradiction}; it is measured again"
         return Condition(PROFILED, ConditionStatus.FALSE, "Contradictory", message)
     if profile is not None:
         return Condition(

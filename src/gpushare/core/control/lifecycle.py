@@ -270,7 +270,7 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
     found = []
     if before.profile is None and after.profile is not None:
         auto = (
-            f"; auto stands for {after.recommended_fraction}, within maxSlowdown of a whole GPU"
+            f"; auto means {after.recommended_fraction}, within maxSlowdown of a whole GPU"
             if after.recommended_fraction
             else ""
         )
