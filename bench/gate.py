@@ -38,7 +38,7 @@ HOSTILE = "0badf00d-0000-4000-8000-000000000000"
 QUIET = "11111111-1111-4111-8111-111111111111"
 LOG_LEVEL = os.environ.get("GPUSHARE_LOG_LEVEL", "ERROR")
 PATIENCE_SECONDS = 180.0
-STALE_SECONDS = 10.0  # the agent takes a gate that wrote nothing for so long for a silent one
+STALE_SECONDS = 10.0  # after this time without a write the agent treats a gate as silent
 
 CONNECT = """
 import resource, socket, sys, time

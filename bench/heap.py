@@ -55,7 +55,7 @@ class Fleet:
 
 
 async def drain(changes: Iterable[None]) -> None:
-    """Let the changes happen, with turns for everybody else."""
+    """Apply the changes, and let other tasks run in between."""
     for count, _ in enumerate(changes):
         if count % CHUNK == 0:
             await asyncio.sleep(0)

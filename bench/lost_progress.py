@@ -1,8 +1,8 @@
 """Compute how much more progress the GPUs could make, by the table, while a job waits.
 
 By three ways: the best duties under the caps that are; the best caps too, as if they could be changed; and, apart
-from these, the jobs that wait put where they gain, one after the other as hindsight does it. Of the last it is
-told why ours refuses them there. What is left to hindsight's throughput is who lives together.
+from these, the jobs that wait put where they gain, one after the other as hindsight does it. For the last it
+also reports why ours refuses them there. The rest of hindsight's lead comes from the choice of partners.
 """
 
 from collections import Counter

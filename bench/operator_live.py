@@ -28,7 +28,7 @@ _CPU_FIELDS: Final = slice(11, 13)  # of /proc/PID/stat after the command's name
 
 @dataclass(frozen=True)
 class LiveResult:
-    """What one start of the operator cost.
+    """Cost of one start of the operator.
 
     Attributes:
         seconds: from its start until all is written.

@@ -41,7 +41,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Slack:
-    """By the table; with the promises that the agent tells; and with the error of inference on top."""
+    """Slack by the table; with the agent's promises; and with the error of inference in addition."""
 
     true: float
     told: float
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass
 class LastWindow:
-    """What one GPU's agent saw in its last window."""
+    """Last window of one GPU's agent."""
 
     watch: GpuWatch
     jobs: tuple[int, ...]

@@ -90,7 +90,7 @@ class Release:
 
 
 def times(factor: float) -> Callable[[str], str]:
-    """Ask for so many times the fraction, at most a whole GPU."""
+    """Request a multiple of the fraction, at most a whole GPU."""
     return lambda fraction: fraction if fraction == AUTO else f"{min(1.0, factor * float(fraction)):g}"
 
 

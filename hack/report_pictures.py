@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the pictures of `gpushare report` in docs/guide: light, dark and on a phone; run after the page changes.
 
-The page is that of a simulation, drawn anew with the same seed; nothing is needed besides Debian's Chromium.
+The page is that of a simulation, drawn again with the same seed; nothing is needed besides Debian's Chromium.
 """
 
 import os

@@ -183,7 +183,7 @@ def _names(pods: Iterable[PodSeen]) -> Iterable[Violation]:
 
 
 def left_frozen(report: FreezeReport) -> list[Violation]:
-    """Return whoever stood still in every look of too long a time, and where nobody would have seen it."""
+    """Return violations: pods frozen at every look for too long, and pods whose freezer was not watched."""
     found = [
         Violation(Rule.FROZEN, f"pod {uid} was frozen for {seconds:.1f} s")
         for uid, seconds in report.longest.items()
@@ -210,7 +210,7 @@ def clients_by_pod(gpus: Iterable[GpuSeen]) -> dict[str, set[str]]:
 
 
 def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
-    """Return where a gate's status tells otherwise than the twin, each with a sentence; nothing of stale files."""
+    """Return the differences between a gate's status and the twin, each with a sentence; ignore stale files."""
     if max(gpu.gate_age_seconds, gpu.twin_age_seconds) > GATE_SILENT_SECONDS:
         return {}
     real = {client.pid: client for client in gpu.clients if client.is_alive}

@@ -38,7 +38,7 @@ from bench.chaos.upgrade import FORMER
 from bench.chaos.upgrading import UPGRADE_FILE, read_stages, upgrade
 
 POPULATION = 8
-# A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.
+# A run is about what breaks; a pod that is moved away for a neighbour's promise would look like a lost pod.
 # Generous tolerances, as a pod that waits for a neighbour's promise tests nothing.
 INSTALL = ("--set", "policy.retraction=none,policy.maxSlowdown=3,policy.latencyMaxSlowdown=2")
 

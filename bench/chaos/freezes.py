@@ -11,7 +11,7 @@ from devcluster.settings import cgroup_root
 
 HIERARCHIES: Final = Path("/sys/fs/cgroup")
 LOOK_SECONDS: Final = 0.1
-GAP_SECONDS: Final = 0.4  # between two looks further apart a pod may well have run: its CPU time tells
+GAP_SECONDS: Final = 0.4  # between two looks further apart a pod may have run: its CPU time shows it
 
 
 @dataclass(frozen=True, slots=True)

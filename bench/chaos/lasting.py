@@ -16,7 +16,7 @@ from bench.chaos.picture import ExpectedPods, Picture, PodSeen
 DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
 LATE_SECONDS: Final = 5.0  # younger ones are the gate's period, which no fault has to wait for
 STARTS_SECONDS: Final = 60.0
-LOAD: Final = "the load"  # stands for the pods that could not even be created
+LOAD: Final = "the load"  # represents the pods that could not even be created
 
 
 class Differences:
@@ -73,7 +73,7 @@ class Starts:
 
 
 def _free(picture: Picture) -> Mapping[str, int]:
-    """Return the percent that nobody was given, by GPU; none when no GPU is known, which is no lack of room."""
+    """Return the percent that no pod was given, by GPU; none when no GPU is known, which is no lack of room."""
     free = {gpu.uuid: SHARES_PER_GPU for gpu in picture.gpus}
     if not free:
         return {"": SHARES_PER_GPU}

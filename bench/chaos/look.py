@@ -68,7 +68,7 @@ class Eye:
         self.part_pods = tuple(living)
         self.parts = {one["metadata"]["uid"]: _part(one) for one in living}
         present = Counter(self.parts.values())
-        # A part has as many pods as it ever had: a deleted one that was not made anew is missing.
+        # A part should have as many pods as it ever had: a deleted one without a successor is missing.
         self._wanted = present | self._wanted
         unready = [
             f"{have} of {count} pods of {part}"
@@ -131,7 +131,7 @@ def _is_ready(item: Json) -> bool:
 
 
 def clients_of_twin(twin: Json, pod_of: Mapping[int, str]) -> tuple[ClientSeen, ...]:
-    """Return the MPS clients that the twin's daemon serves; whose they are is told by the cgroups."""
+    """Return the MPS clients that the twin's daemon serves; the cgroups show whose they are."""
     return tuple(
         ClientSeen(
             pid=one["pid"],

@@ -85,7 +85,7 @@ def twin_file(gpu: str, run: Path = RUN) -> dict[str, Any] | None:
 
 def _object(path: Path) -> dict[str, Any] | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may stand there: wait for nobody
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe: do not block
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file:

@@ -3,9 +3,9 @@
     hack/hostile [--directory DIR] [--page docs/measurements/hostile.md]
 
 Each part begins when the one before has ended, whatever it found. The same command goes on where a run was
-stopped: a part that has ended is not run again, faults go on at the next one, a soak or an upgrade that was cut
-off begins anew. Each part that has ended is in the page. Some hours as it stands. Needs root and the local backend
-of hack/cluster, which it brings up and leaves up. Ends 1 when a rule was broken or a threat is not held.
+stopped: a part that has ended is not run again, faults continue at the next one, an interrupted soak or
+upgrade starts again. Each part that has ended is in the page. Some hours as it stands. Needs root and the local
+backend of hack/cluster, which it brings up and leaves up. Ends 1 when a rule was broken or a threat is not held.
 """
 
 import argparse
@@ -35,7 +35,7 @@ RunCommand = Callable[[Sequence[str], Mapping[str, str]], int]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked of a whole run."""
+    """Options of a whole run."""
 
     directory: Path
     page: Path = PAGE
@@ -149,7 +149,7 @@ def _upgrade_ended(directory: Path) -> bool:
 
 
 def _churn(plan: Plan, name: str) -> tuple[str, ...]:
-    """Return the options of a part that begins anew, into a directory of its own, when it was cut off."""
+    """Return the options of a part that starts again, in a directory of its own, after an interruption."""
     number = len(_tries(plan, name)) + 1
     rate = ("--pods-per-minute", f"{plan.pods_per_minute:g}", "--seed", str(plan.seed))
     return *rate, "--directory", str(plan.directory / f"{name}-{number}")

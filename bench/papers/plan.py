@@ -149,7 +149,7 @@ def expected(parts: Sequence[tuple[int, Part]], ours: Mapping[ProgramSet, tuple[
 
 
 def guessed_caps() -> dict[ProgramSet, tuple[int, ...]]:
-    """Return what stands for our caps in a plan until they are chosen."""
+    """Return placeholders for our caps in a plan until they are chosen."""
     return {tenants: (50,) * len(tenants) for tenants, _ in sets_of_seven()}
 
 

@@ -42,7 +42,7 @@ CROWDS: Final = (1, 2, 4, 8, 16, 32, 48)
 BATCHES: Final = {"resnet50-train-fp32": (4, 64), "bert-train-bf16": (2, 64)}
 """A small and a large batch of each."""
 CAPS: Final = (100, 90, 75, 50, 25, 10)
-# For the dry run: which program of the H200's dataset stands for one that it lacks.
+# For the dry run: the program of the H200's dataset that replaces one that it lacks.
 _KNOWN_AS: Final = {
     "resnet50-train-fp32-b4": "resnet18-infer-fp32-b1",
     "resnet50-train-fp32-b64": "resnet50-train-fp32-b32",
@@ -62,7 +62,7 @@ def batched(program: str, batch: int) -> str:
 
 
 def known_as(name: str) -> str:
-    """Return the program of the H200's dataset that stands for this one in a dry run."""
+    """Return the program of the H200's dataset that replaces this one in a dry run."""
     plain = name.partition("#")[0]
     return _KNOWN_AS.get(plain, plain)
 

@@ -1,13 +1,14 @@
 """Compare predictions for sets of jobs, and the agent's inference, with what the jobs logged themselves.
 
 - *Predicted*: of a set of jobs at work, by the model at the moment when the set was seen first (witness.py).
-  Observed is each job's progress over all the time that just these were at work and nobody was throttled, and it
+  Observed is each job's progress over all the time that exactly these were at work and none was throttled, and it
   counts where that is two seconds or more. While another job builds and warms up on the GPU nothing is compared.
 - *Inferred*: of one job over one window of the agent, which ends where its figure first appears in the samples,
-  and begins where the one before ended, or a second earlier where there is none: the agent forgets what it had
-  whenever somebody comes or goes. Throttled or not, all windows count that lie between `ready` and end.
+  and begins where the one before ended, or a second earlier where there is none: the agent discards its window
+  whenever a tenant comes or goes. Throttled or not, all windows count that lie between `ready` and end.
 - *Observed* is iterations over seconds of work, relative to alone. What a serving job does between requests is no
-  work; the agent sees the counters of both, so its figure is held to the answers over the requests that came.
+  work; the agent sees the counters of both, so its figure is compared with the answers over the requests that
+  came.
 
 Of a job alone the agent says 1 without looking, so these windows are in no figure of the report.
 Runs with a failed job, cut ones and those of other policies count nowhere. What was not recorded is absent.
@@ -28,7 +29,7 @@ from bench.sharing.trace import SERVING_LOAD
 LEAST_SECONDS: Final = 2.0
 PREDICTED_BAR: Final = 0.08
 INFERRED_BAR: Final = 0.05
-SAMPLE_SECONDS: Final = 1.0  # of the agent: its first window after somebody came or went
+SAMPLE_SECONDS: Final = 1.0  # of the agent: its first window after a tenant came or went
 MOST_WINDOW_SECONDS: Final = 5.0  # it merges five samples at most
 LATE_SECONDS: Final = 1.5  # from a client's connection until the samples show it
 
@@ -261,7 +262,7 @@ def _windows(
     for row in job.samples:
         said, at = row["inferred"], row["at"]
         if at is not None and (now := present.get(at, frozenset())) != there:
-            ended, there = None, now  # the agent began anew, though no sample saw it say nothing
+            ended, there = None, now  # the agent started a new window, although no sample shows a gap
         if said is None or at is None:
             before, ended = None, None
             continue

@@ -9,10 +9,11 @@
 - *Slowdown* of a job: its seconds of work over what they would have been alone.
 - *Below the promise*: windows of two seconds (two periods of the throttle) in which a job's progress is below its
   promise by more than 0.02, in job-seconds from `ready` to `end`.
-- A job that was taken away and began anew worked from its first start on, with no progress until its last `ready`.
+- A job that was taken away and started again worked from its first start on, with no progress until its last
+  `ready`.
 
 A run with a failed job is in no mean: its other jobs had more of the GPU. A run that its own patience cut is in
-none either, but its makespan is known to be at least so long. `outcomes` counts both.
+none either, but its makespan is known to be at least that long. `outcomes` counts both.
 """
 
 import itertools
@@ -44,7 +45,7 @@ class JobFigures:
     """One job of one run; seconds, and ratios to alone.
 
     Attributes:
-        began: its `ready`; of a job that was taken away and began anew its first start.
+        began: its `ready`; of a job that was taken away and started again, its first start.
     """
 
     number: int
@@ -129,7 +130,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Of one run; `is_least`: it was cut, and would have taken at least so long."""
+    """Of one run; `is_least`: it was cut, and would have taken at least that long."""
 
     seconds: float
     is_least: bool = False
@@ -305,7 +306,7 @@ def _run(
 def _job(job: Mapping[str, Any], rate: float) -> JobFigures:
     progress = job["progress"]
     ready = job["ready"]
-    began = job.get("first_started")  # only of a job that began anew
+    began = job.get("first_started")  # only of a job that started again
     lost = 0.0 if began is None else max(0.0, ready - began)
     before = windows([[ready - lost, 0.0, 0.0], [ready, 0.0, lost]], rate)
     return JobFigures(

@@ -6,7 +6,7 @@
     python -m bench sharing report DIR                        # table and figure of what DIR holds
     python -m bench sharing trace DIR                         # its jobs as a CSV for `gpushare sim jobs`
 
-DIR keeps what was measured; `run` goes on where the last one stopped, and ends after --budget minutes.
+DIR keeps what was measured; `run` continues where the last one stopped, and ends after --budget minutes.
 """
 
 import argparse

@@ -31,8 +31,8 @@ POLL_SECONDS: Final = 0.02
 _ENDLESS: Final = 10**9
 _START_SECONDS: Final = 1.5  # of a job: context, build, warm-up; a first guess
 _WORLD_SECONDS: Final = 10.0
-_FAULT_SECONDS: Final = 20.0  # jobs that fell begin anew
-_PATIENCE: Final = 2.5  # a run that takes so many times what was expected is cut
+_FAULT_SECONDS: Final = 20.0  # jobs that a fault ended start again
+_PATIENCE: Final = 2.5  # a run that takes this many times the expected duration is cut
 # One after the other on the whole GPU, in the node's own world: what a workload's first pod alone would show.
 SIGNATURES: Final = SharingPolicy("signatures", "alone", World.GPUSHARE, places=1, in_order=True)
 
@@ -51,7 +51,7 @@ class SessionSettings:
     Attributes:
         budget_seconds: nothing is begun that would end later.
         alone_seconds: each program alone, in every session; serving programs twice that.
-        signature_seconds: each program alone before the agent's eyes, once, for so long at most.
+        signature_seconds: upper limit for measuring each program alone by the agent, once.
         faults: of the MPS server, in a run of ours apart from the compared ones; 0: no such run.
         signatures: whose: the agent's, or the table's, which cost no time (trace.table_signatures).
     """
@@ -67,7 +67,7 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class Played:
-    """How each job ended by number, signatures by program, and the seconds since jobs could come.
+    """Outcome of a run: each job's end by number, signatures by program, and seconds since jobs could come.
 
     Attributes:
         witnessed: what gpushare said meanwhile; None: under no policy of ours.

@@ -1,9 +1,9 @@
 """Cause MPS faults during a run of pods, by pods that access an illegal address, and record the consequences.
 
 Such a pod is decided like any other, beside the jobs. Every process of its MPS server ends with it, as MPS does.
-Of each fault is kept who was on that server, who fell, who was told by an event, and how long until the GPU served
-again. A job that fell is made anew once its pod was told, or after a Job's first back-off. One that fell without
-having been seen on the server is named apart: there should be none.
+Each fault's record has the jobs on that server, those that ended, those that got an event, and the time until the
+GPU served again. A job that ended is created again once its pod got the event, or after a Job's first back-off.
+One that fell without having been seen on the server is named apart: there should be none.
 """
 
 import json
@@ -16,9 +16,9 @@ from bench.sharing.manifests import Json
 
 BACK_BAR_SECONDS: Final = 5.0
 PLACED_SECONDS: Final = 120.0  # after that a pod that was not placed is given up
-FOLLOWED_SECONDS: Final = 45.0  # so long events and ends are waited for
+FOLLOWED_SECONDS: Final = 45.0  # how long to wait for events and ends
 BACKOFF_SECONDS: Final = 10.0  # of a Job's controller, the first time
-SEEN_SECONDS: Final = 2.5  # whom the agent saw so long before the fault was on the server
+SEEN_SECONDS: Final = 2.5  # a job that the agent saw this long before the fault counts as on the server
 TOLD: Final = "GpuFault"
 
 
@@ -39,7 +39,7 @@ def moments(number: int, last_arrival: float) -> list[PodFault]:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """What the agent's metrics say of the GPU: faults so far, whether it serves, pods with clients."""
+    """Values of the agent's metrics for the GPU: faults so far, whether it serves, pods with clients."""
 
     faults: float
     serves: bool
@@ -48,7 +48,7 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Hands:
-    """What an injection does and asks; each may raise, and is tried again at the next step."""
+    """Actions and queries of an injection; each may raise, and is retried at the next step."""
 
     create: Callable[[str], None]
     delete: Callable[[str], None]

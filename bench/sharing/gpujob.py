@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     read = parse(arguments)
     log = JobLog(read.log.open("a") if read.log else sys.stdout, stop=read.stop)
     log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)
-    # Not above: PyTorch is there on GPU machines only, and a zygote has it loaded.
+    # Imported here: only GPU machines have PyTorch, and a zygote has it loaded.
     import torch
 
     from gpushare.research.calibration.table_suite import TABLE
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(torch: Any, step: Callable[[], Any], in_flight: int, count: int, log: JobLog, until: float) -> int:
-    """Run so many iterations as fast as they go; `in_flight` may queue behind the one being waited for."""
+    """Run a number of iterations as fast as possible; `in_flight` may queue behind the one being waited for."""
     began = log.monotonic()
     pending: deque[Any] = deque()
     done = asked = 0

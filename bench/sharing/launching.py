@@ -35,12 +35,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended.
+    """End of a job.
 
     Attributes:
         status: of its process; 0 is well.
         cap: thread percentage that it ran under; None: none, or whatever the daemon's default was.
-        restarts: how often its pod was taken away, and it began anew.
+        restarts: how often its pod was taken away, so that it started again.
         first_started: of such a job, when its first pod ran, in seconds since its run began; None: none ran.
     """
 

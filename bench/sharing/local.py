@@ -24,7 +24,7 @@ from gpushare.data import default_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_SECONDS = 1.0
-SIGNATURE_SECONDS = 5.0  # a signature over so long is enough to begin with
+SIGNATURE_SECONDS = 5.0  # seconds of a signature that are enough to begin with
 _LOG_TAIL = 100_000
 _TAIL = 600  # characters of what a job said that failed
 
@@ -200,7 +200,7 @@ class LocalLauncher:
         self._known = {**self._known, **signatures}
 
     def witness(self) -> LocalWitness | None:
-        """Return who tells of decisions and inference under gpushare."""
+        """Return the witness of decisions and inference under gpushare."""
         if self._decider is None or not isinstance(self._world, GpuShareWorld):
             return None
         return LocalWitness(self._world, self._decider, self._began_wall)

@@ -68,7 +68,7 @@ def of_a_node(gpu: GpuInfo, *, is_simulated: bool) -> Machine:
 
 
 def of_this_machine() -> Machine:
-    """Return the first GPU, if nobody else uses it.
+    """Return the first GPU, if no other process uses it.
 
     Raises:
         NotReadyError: there is none, or it is not free.

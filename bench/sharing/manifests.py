@@ -60,7 +60,7 @@ _TWIN_SOURCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """How pods come to the job program, as hack/gpu/cluster writes it to the file that GPUSHARE_TENANTS names.
+    """Way pods get the job program, as hack/gpu/cluster writes it to the file that GPUSHARE_TENANTS names.
 
     Attributes:
         mounts: folders of the node that the program's Python needs.
@@ -83,7 +83,7 @@ class Tenants:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the pods run: the cluster's one node with a GPU."""
+    """Place of the pods: the cluster's one node with a GPU."""
 
     node: str
     gpu: GpuInfo

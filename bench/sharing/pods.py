@@ -1,7 +1,7 @@
 """Jobs as pods of a cluster with gpushare installed and one GPU, through kubectl and KUBECONFIG.
 
 Who starts is the cluster's decision: kube-scheduler's by what the node offers (`manifests.capacity_patch`), or
-gpushare's. A pod that is taken away, as a retraction does, is made anew, as a Job's controller would do it.
+gpushare's. A pod that is taken away, as a retraction does, is created again, as a Job's controller would do it.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from gpushare.core.interference import Profile, as_profile
 
 LOOK_SECONDS = 0.4
 PATIENCE_SECONDS = 90.0
-SIGNATURE_SECONDS = 5.0  # a signature over so long is enough to begin with
+SIGNATURE_SECONDS = 5.0  # seconds of a signature that are enough to begin with
 _TAIL = 600
 _LOOK_PATIENCE_SECONDS = 5.0
 _AGENT = "app.kubernetes.io/component=agent"
@@ -221,9 +221,9 @@ class PodLauncher:
                 self._restarts[name] = self._restarts.get(name, 0) + 1
                 self._create(job_pod(self._policy, order, self._place))
             elif phase == "Failed" and "deletionTimestamp" in pod["metadata"]:
-                pass  # being taken away: it did not fail, and is made anew once it is gone
+                pass  # being taken away: it did not fail, and is created again once it is gone
             elif phase == "Failed" and self._injector is not None and self._injector.has_felled(pod):
-                if self._injector.may_restart(name, now):  # as a Job would; made anew once it is gone
+                if self._injector.may_restart(name, now):  # as a Job would; created again once it is gone
                     kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
             elif phase in ("Succeeded", "Failed") or (
                 # No other job runs beside it, so its end affects none.
@@ -245,7 +245,7 @@ class PodLauncher:
         """Do nothing: the cluster learns by itself."""
 
     def witness(self) -> PodWitness | None:
-        """Return who tells of decisions and inference under gpushare."""
+        """Return the witness of decisions and inference under gpushare."""
         return PodWitness(self._place, self._began_wall) if self._policy.is_ours else None
 
     def faults(self) -> Sequence[Mapping[str, Any]]:
@@ -350,6 +350,6 @@ def gauge_of(text: str) -> Gauge:
 
 
 def _moment(event: Json) -> float:
-    """Return when an event was told last, seconds since 1970."""
+    """Return the last time of an event, seconds since 1970."""
     told = [event.get("eventTime"), event.get("lastTimestamp"), event["metadata"].get("creationTimestamp")]
     return max(datetime.fromisoformat(each).timestamp() for each in told if each)

@@ -34,7 +34,7 @@ class SharingPolicy:
             GPU's memory, as NVIDIA's device plugin sets both. None: neither.
         counts_shares: jobs at once ask for at most 100% in sum.
         caps_at_share: each throughput job runs under its share as thread percentage.
-        in_order: nobody overtakes.
+        in_order: no job overtakes.
         is_ours: gpushare decides, and its word is kept (witness.py).
         faults: of its MPS server, injected while jobs come.
     """

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         log.progress(done, busy, now=over)
         if over:
             break
-    # Nobody knows what two streams of one process make of each other: both as alone, to try the machinery.
+    # The effect of two streams of one process on each other is unknown: both run as alone, to test the machinery.
     extra = {"beside_rate": known_truth().rate_alone(beside)} if beside else {}
     log.say("end", count=int(done), **extra)
     return 0

@@ -1,8 +1,8 @@
 """Record gpushare's predictions and inference during a run, in a thread that the run does not wait for.
 
-Once a second the agent's metrics say who is on the GPU, under which cap, and how each fares. Of every set of jobs
-that is placed, or at work on the GPU, the shipped model is asked once with what the GpuShares say of the programs
-then, as the extender asks it. A look that fails is counted, and the next one comes.
+Once a second the agent's metrics show which jobs are on the GPU, under which cap, and each one's progress. Of
+every set of jobs that is placed, or at work on the GPU, the shipped model is asked once with what the GpuShares
+say of the programs then, as the extender asks it. A look that fails is counted, and the next one comes.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from gpushare.core.interference import InterferenceModel, Profile, predict_worst
 
 PERIOD_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 8.0  # of whoever waits for the last look
+_PATIENCE_SECONDS: Final = 8.0  # upper bound on waiting for the last look
 _RETRY_SECONDS: Final = 4.0  # a set with an unknown program is asked about again
 _FAMILIES: Final = {
     "cap": "gpushare_pod_thread_percentage_ratio",

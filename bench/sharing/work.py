@@ -72,7 +72,7 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
     until: float = float("inf"),
 ) -> int:
-    """Answer so many requests of a Poisson process, one after the other; return how many were answered.
+    """Answer a number of requests of a Poisson process, one after the other; return how many were answered.
 
     Args:
         step: answers one request and returns when the answer is there.

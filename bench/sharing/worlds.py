@@ -46,7 +46,7 @@ class LocalWorld(Protocol):
         ...
 
     def look(self, running: Sequence[TraceJob]) -> None:
-        """Note what there is to be seen of those that run."""
+        """Record what can be observed of the running jobs."""
         ...
 
     def ended(self, job: TraceJob) -> None:
@@ -139,7 +139,7 @@ class GpuShareWorld:
 
     API server and kubelet are the ones of tests/gpu/agent_bench.py: they hold pods and GpuShares and nothing
     more. There is no operator: what the agent publishes is copied into the GpuShares here, by the operator's own
-    function, and nobody is retracted.
+    function, and no job is retracted.
 
     Args:
         known: signatures of programs, as GpuShares have them.
@@ -181,7 +181,7 @@ class GpuShareWorld:
             raise
 
     def admit(self, job: TraceJob, cap: int | None) -> None:
-        """Let the pod be bound with its decision, and wait until the agent has told the gate."""
+        """Let the pod be bound with its decision, and wait until the agent has written it for the gate."""
         pod = self._agent_bench.pod_of(
             job.name,
             self._bench.gpu.uuid,
@@ -253,7 +253,7 @@ class GpuShareWorld:
         return str(self.agent.metrics())
 
     def events(self) -> list[tuple[str, str]]:
-        """Return reason and pod of every event that the agent told."""
+        """Return reason and pod of every event that the agent wrote."""
         return self.agent.events()
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 Orders come on standard input, one JSON object a line: `id`, `arguments`, `env`, `cgroups` and `out`. Answers go to
 standard output: `ready`, `started` with the pid, `exited` with the status. It ends with its input, and with it
-every job. Whoever imports PyTorch before the fork has not touched CUDA yet: a job's environment is read after it.
+every job. PyTorch is imported before the fork without initialising CUDA: a job's environment is read after it.
 """
 
 import contextlib

@@ -197,7 +197,7 @@ def variable(name: str, label: str, expression: str, *, all_value: str | None = 
     """Return a drop-down list.
 
     Args:
-        all_value: what "All" stands for: ".+" and not ".*", which also takes series that lack the label; None:
+        all_value: the value of "All": ".+" and not ".*", which also takes series that lack the label; None:
             every value of the list, for one that depends on another.
     """
     made = (

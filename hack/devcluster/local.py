@@ -379,7 +379,7 @@ bin_dir = "{self.cni_directory}"
             for result in CNI_RESULTS.glob("gpushare-dev-*"):
                 result.unlink()
             for directory in (CNI_RESULTS, CNI_RESULTS.parent):
-                with contextlib.suppress(OSError):  # created by somebody else, or never created
+                with contextlib.suppress(OSError):  # created by another program, or never created
                     directory.rmdir()
         shutil.rmtree(self.state, ignore_errors=True)
         if self.state.exists():

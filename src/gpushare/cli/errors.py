@@ -46,7 +46,7 @@ class ForbiddenError(CommandError):
 
 
 class UnreachableError(CommandError):
-    """There is no cluster to ask."""
+    """No cluster can be reached."""
 
     status = ExitStatus.UNREACHABLE
 

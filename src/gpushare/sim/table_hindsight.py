@@ -25,7 +25,7 @@ _KEPT: Final = 1.0 - 1e-6
 
 
 class Asker(NamedTuple):
-    """What the search must know about a job; equal ones are interchangeable."""
+    """Properties of a job that the search needs; equal ones are interchangeable."""
 
     workload: str
     promise: float

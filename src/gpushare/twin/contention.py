@@ -54,7 +54,7 @@ def counters_of(loads: Sequence[TwinLoad], progress: Sequence[float]) -> Counter
 
 
 # Pairs at full load on an H200 keep 1.44 of one GPU in sum uncapped (docs/facts.md 30): some 0.7 of the
-# nominal capacity sum is lost to caches and scheduling, which this factor on every neighbour's SM time stands for.
+# nominal capacity sum is lost to caches and scheduling, which this factor on every neighbour's SM time represents.
 _INTERFERENCE_PER_NEIGHBOUR: Final = 0.08
 # A cap below what a tenant uses slows it by less than the cut: measured caps of 50% keep 60 to 75% of most
 # programs.

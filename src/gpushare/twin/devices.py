@@ -94,7 +94,7 @@ class SimulatedDevices:
             return ComputeMode.DEFAULT
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        """Record the mode. Nobody is kept out by it: the twin's programs ask no driver for a context."""
+        """Record the mode. It excludes no process: the twin's programs ask no driver for a context."""
         file = self._mode_file(uuid)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(mode.value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _HERE: Final = Path(__file__).parent
-_FEW_COLUMNS: Final = 7  # so many fit on A4 (tests/cli/test_report_in_browser.py); more are printed smaller
+_FEW_COLUMNS: Final = 7  # this many fit on A4 (tests/cli/test_report_in_browser.py); more are printed smaller
 
 
 @dataclass(frozen=True, slots=True)

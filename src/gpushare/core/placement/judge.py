@@ -158,7 +158,7 @@ class Judge:
         self._clear()
 
     def forget(self) -> None:
-        """Compute everything anew, because the knowledge about some workload has changed."""
+        """Recompute everything, because the knowledge about some workload has changed."""
         self.version += 1
         self._clear()
 

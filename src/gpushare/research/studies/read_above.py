@@ -1,16 +1,15 @@
-"""How seldom a starving tenant can be read as one that does not starve, and what that costs the others.
+"""Measure how rarely a starving tenant can be reported as not starving, and the cost for the others.
 
 `python -m gpushare.research.studies.read_above DATASET [--threshold 0.5]`
 
-Three ways to tell a lower figure, each with what it costs, by the profiles that a node agent has:
+Three ways to report a lower figure, each with its cost, from the profiles that a node agent has:
 
-- lower: the inferred progress less so many stated errors, for everybody;
-- straddling: the same only where the threshold lies within so many errors below the figure, which is then told as
-  the threshold itself;
-- silence: no figure where the threshold lies within so many errors of it.
+- lower: the inferred progress less a number of stated errors, for every tenant;
+- straddling: the threshold itself, if it lies within that number of errors below the figure;
+- silence: no figure, if the threshold lies within that number of errors of it.
 
-For each of 0, 0.5, 1, 1.5 and 2 errors: the share of the tenants truly below the threshold that are told above it,
-the mean absolute error of all figures told, and the share of tenants of whom a figure is told.
+For each of 0, 0.5, 1, 1.5 and 2 errors: the share of the tenants truly below the threshold that are reported above
+it, the mean absolute error of all reported figures, and the share of tenants with a reported figure.
 """
 
 import argparse
@@ -32,21 +31,21 @@ from gpushare.research.dataset import Dataset, parse
 ERRORS: Final = (0.0, 0.5, 1.0, 1.5, 2.0)
 Array = npt.NDArray[np.float64]
 Way = Callable[[Array, Array, float, float], Array]
-"""What is told, NaN where nothing is: by what was inferred, its errors, the threshold and how many errors."""
+"""Reported figures, NaN for none: from inferred progress, its errors, the threshold and the number of errors."""
 
 
 def lower(inferred: Array, errors: Array, _threshold: float, count: float) -> Array:
-    """Tell everybody's figure less so many errors."""
+    """Report every figure less a number of errors."""
     return np.maximum(0.0, inferred - count * errors)
 
 
 def straddling(inferred: Array, errors: Array, threshold: float, count: float) -> Array:
-    """Tell the threshold where it lies within so many errors below the figure."""
+    """Report the threshold if it lies within a number of errors below the figure."""
     return np.where((inferred > threshold) & (inferred - count * errors <= threshold), threshold, inferred)
 
 
 def silence(inferred: Array, errors: Array, threshold: float, count: float) -> Array:
-    """Tell no figure where the threshold lies within so many errors of it."""
+    """Report no figure if the threshold lies within a number of errors of it."""
     return np.where(np.abs(inferred - threshold) <= count * errors, np.nan, inferred)
 
 
@@ -55,11 +54,11 @@ WAYS: Final[dict[str, Way]] = {"lower": lower, "straddling": straddling, "silenc
 
 @dataclass(frozen=True, slots=True)
 class ToldScore:
-    """What one way makes of every tenant.
+    """Score of one way over all tenants.
 
     Attributes:
-        above: of those truly below the threshold, the share told above it; error: mean, absolute, of what is told;
-            told: share of tenants of whom a figure is told. Ratios.
+        above: of those truly below the threshold, the share reported above it; error: mean absolute error of the
+            reported figures; told: share of tenants with a reported figure. Ratios.
     """
 
     above: float
@@ -81,7 +80,7 @@ def inferred(data: Dataset, load_of: LoadOf) -> dict[int, tuple[Array, Array, Ar
 
 
 def score(truth: Array, told: Array, threshold: float) -> ToldScore:
-    """Score what was told of tenants."""
+    """Score the reported figures."""
     is_low, is_told = truth < threshold, ~np.isnan(told)
     return ToldScore(
         float(np.mean(told[is_low] > threshold)) if is_low.any() else math.nan,

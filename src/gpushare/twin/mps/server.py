@@ -178,7 +178,7 @@ class TwinServer:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether it waits for a client's first message, perhaps for ever, and serves nobody meanwhile."""
+        """Return whether it waits for a client's first message, perhaps for ever, serving no other."""
         with self._lock:
             return self._waits_in_vain or any(not client.has_spoken for client in self._clients)
 
