@@ -336,7 +336,7 @@ def _needs(
 
 
 def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowledge) -> Knowledge:
-    """Return the known facts; where the share is already fixed by a Job's template, ignore isolation.
+    """Return the known facts; if a Job's template fixed the share, ignore isolation for ending neighbours.
 
     A share that is named in the template of a Job or JobSet is fixed, because that template is immutable. Then
     the pod is not isolated for ending its neighbours. In any other template a user could name a share to avoid

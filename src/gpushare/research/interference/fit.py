@@ -296,7 +296,7 @@ def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) ->
 
 
 def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> Poorer:
-    """Predict these sets as if their profiles lacked more, by what they lack."""
+    """Predict each set with parts of its profiles removed, keyed by the removed part."""
     return {
         what: list(
             zip(
