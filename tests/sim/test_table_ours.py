@@ -1,14 +1,18 @@
 """Ours on the table: what it knows has noise, it runs the live decision and loop, and it slows nobody for long."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 
 import numpy as np
 import pytest
 
-from gpushare.core.control import WatchSettings
+from gpushare.core.control import RetractionRecord, WatchSettings
 from gpushare.core.interference import cap_progress
+from gpushare.core.placement import DecisionContext, KeptGpus, Placement, PlacementRequest, WaitingPod, decide
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import parse
+from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import OPTIMISM, OptimisticModel, TableWorld, run_on_table
 from gpushare.sim.table_ours import CURVE_CAPS, InferenceError, LiveOnTable, known_profiles, share_name
@@ -123,31 +127,108 @@ def test_the_same_seed_gives_the_same_run(world):
     assert run() == run()
 
 
-def test_where_a_job_goes_is_what_the_live_decision_says(world):
-    jobs = draw_table_jobs(world.truth, 12, gpus=2, load=1.0, seed=4)
-    started = []
+@dataclass(frozen=True)
+class Offered(DecisionContext):
+    """A context in which some GPUs are barred for everybody, as if each were kept for somebody else."""
 
-    class Recorded(LiveOnTable):
+    closed: Mapping[tuple[int, int], KeptGpus] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, cluster, context, job):
+        """The GPUs are closed on which the truth does not offer the job."""
+        pod = WaitingPod(PlacementRequest("nobody", 1000), "nobody", joins=lambda _names: True)
+        closed = {
+            (0, context.state.row(GpuSharePolicy.node_of(gpu))): KeptGpus(pod, "", ("",), frozenset(), 0.0)
+            for gpu in range(len(cluster.gpus))
+            if not cluster.takes(gpu, job)
+        }
+        return cls(**{each.name: getattr(context, each.name) for each in fields(context)}, closed=closed)
+
+    def barred(self, request, policy=None):
+        return {**super().barred(request, policy), **self.closed}
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "gpus", "load"),
+    [(4, 30, 2, 1.0), (5, 25, 3, 2.0), pytest.param(0, 60, 2, 3.0, marks=pytest.mark.slow)],
+)
+def test_every_job_starts_where_the_live_decision_says_of_the_gpus_that_are_offered(
+    world, seed, count, gpus, load
+):
+    """Who is retracted, kept apart, kept a GPU for or learnt from included."""
+    jobs = draw_table_jobs(world.truth, count, gpus=gpus, load=load, seed=seed)
+
+    class ByDecide(LiveOnTable):
         def _place(self, cluster, context):
-            before = {tenant.job for tenants in cluster.gpus for tenant in tenants}
-            super()._place(cluster, context)
-            for gpu, tenants in enumerate(cluster.gpus):
-                for tenant in tenants:
-                    if tenant.job not in before:
-                        held = context.state.reservations[cluster.jobs[tenant.job].name]
-                        started.append((tenant, held, gpu))
+            for job in list(cluster.queue):
+                request = self._request(cluster, job)
+                decided = decide(request, Offered.on(cluster, context, job))
+                if isinstance(decided, Placement):
+                    context.state.reserve(request.pod_uid, decided, request)
+                    cluster.start(job, int(decided.gpu_uuids[0]), decided.thread_percentage)
 
-    policy = Recorded(world.model, world.truth.gpu_model, known_profiles(world.truth, 4), 4, watches=False)
-    simulate(jobs, 2, policy, world.truth)
-    assert len(started) == 12
-    for tenant, held, gpu in started:
-        assert held.placement.gpu_uuids == (str(gpu),)
-        assert held.placement.thread_percentage == tenant.thread_percentage
+    def run(kind):
+        known = known_profiles(world.truth, seed)
+        begun = []
+        outcome = simulate(
+            jobs,
+            gpus,
+            kind(world.model, world.truth.gpu_model, known, seed),
+            world.truth,
+            on_span=lambda cluster, _rates, _until: begun.append([cluster.kinds(gpu) for gpu in range(gpus)]),
+        )
+        return outcome.jobs, outcome.retractions, begun
+
+    assert run(LiveOnTable) == run(ByDecide)
+
+
+def test_it_differs_from_the_decision_over_all_gpus_only_where_that_names_one_that_is_not_offered(world):
+    jobs = draw_table_jobs(world.truth, 30, gpus=8, load=2.0, seed=8)
+    differ = []
+
+    class Asked(LiveOnTable):
+        context: DecisionContext
+
+        def _place(self, cluster, context):
+            self.context = context
+            super()._place(cluster, context)
+
+        def _cap(self, cluster, job, gpu, decided):
+            anywhere = decide(self._request(cluster, job), self.context)
+            if anywhere.gpu_uuids != (str(gpu),) or anywhere.thread_percentage != decided:
+                differ.append(cluster.takes(int(anywhere.gpu_uuids[0]), job))
+            return decided
+
+    simulate(jobs, 8, Asked(world.model, world.truth.gpu_model, known_profiles(world.truth, 8), 8), world.truth)
+    assert differ
+    assert not any(differ)
+
+
+def test_who_was_kept_apart_is_let_in_after_the_time(world):
+    """A refusal is not remembered: it ends with the retraction's hour, though the same tenants are there."""
+    jobs = [
+        Job(name, workload, submit, 3000.0, 4.0, "0.3")
+        for name, workload, submit in [("a", PPO, 0.0), ("b", CG, 10.0), ("c", PPO, 400.0)]
+    ]
+    policy = LiveOnTable(world.model, world.truth.gpu_model, known_profiles(world.truth, 0), 0, watches=False)
+    policy._evictor.records[share_name(PPO)] = (RetractionRecord((share_name(CG),), 0.0, "x", "0", until=300.0),)
+    starts = {}
+    simulate(
+        jobs,
+        1,
+        policy,
+        world.truth,
+        on_span=lambda cluster, _rates, _until: [
+            starts.setdefault(t.job, t.since_seconds) for t in cluster.gpus[0]
+        ],
+    )
+    assert starts[0] == 0.0
+    assert starts[1] == 400.0
 
 
 def test_decisions_that_cannot_differ_are_not_made_again(world):
     """Jobs wait, are kept GPUs for, retracted and learnt from: decided at every window, and where needed."""
-    jobs = draw_table_jobs(world.truth, 40, gpus=2, load=3.0, seed=5)
+    jobs = draw_table_jobs(world.truth, 30, gpus=2, load=3.0, seed=5)
     placed = []
 
     class Counted(LiveOnTable):

@@ -1,8 +1,9 @@
 """Our policy on the table: the live decision and the live loop, with the knowledge that an agent could have.
 
-`gpushare.core.placement.decide` chooses GPU and cap of a job; `gpushare.core.control.watch` decides who is
-throttled or retracted. This module only adds the observations: signatures with the counters' noise, windows with
-the error of inference, and the operator's handling of a retraction.
+`gpushare.core.placement.decide` chooses GPU and cap of a job, among the GPUs on which the truth offers the job;
+`gpushare.core.control.watch` decides who is throttled or retracted. This module only adds the observations:
+signatures with the counters' noise, windows with the error of inference, and the operator's handling of a
+retraction.
 """
 
 import math
@@ -44,7 +45,7 @@ from gpushare.core.placement import (
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobCluster
-from gpushare.sim.table_policies import WHOLE, share_percent, waiting
+from gpushare.sim.table_policies import share_percent
 from gpushare.sim.table_truth import TableTruth
 
 # Error of one tenant's inferred progress, one standard deviation: 0.05 in all (docs/measurements/attribution.md).
@@ -213,7 +214,6 @@ class LiveOnTable:
     _looked_at: object = None
     _lessons: int = 0
     _sights: list[_Sight] = field(default_factory=list)
-    _refused: dict[object, set[object]] = field(default_factory=dict)
     _promises: dict[int, float] = field(default_factory=dict)
     _learned: dict[str, LearnedEffect] = field(default_factory=dict)
     _current: dict[str, Profile] = field(default_factory=dict)
@@ -268,31 +268,19 @@ class LiveOnTable:
         )
 
     def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
-        tenants_keys = [self._tenants_key(cluster, gpu) for gpu in range(len(cluster.gpus))]
-        shares = [sum(share_percent(cluster.jobs[t.job]) for t in tenants) for tenants in cluster.gpus]
-        for job in waiting(cluster):
-            most = WHOLE - share_percent(cluster.jobs[job])
-            if all(each > most for each in shares):
-                continue
+        """Start waiting jobs in order, each where `decide` puts it among the GPUs on which the truth offers it."""
+        refused: dict[object, tuple[int, float, str]] = {}
+        for job in list(cluster.queue):
             request = self._request(cluster, job)
-            refusing = self._refused.setdefault((request.shape, request.known, request.is_auto), set())
-            nodes = [
-                (str(gpu), self._requests.node_of(gpu))
-                for gpu in range(len(cluster.gpus))
-                if shares[gpu] <= most and tenants_keys[gpu] not in refusing and cluster.takes(gpu, job)
-            ]
-            if not nodes:
+            kind = request.shape, request.known, request.is_auto
+            if kind in refused and refused[kind] < request.rank:  # a later job stands back for no fewer pods
                 continue
-            found = survey(request, context, [node for _, node in nodes])
-            fitting = set(found.nodes)
-            barred = {row for _, row in context.barred(request)}  # barred at present, whatever the tenants
-            refusing.update(
-                tenants_keys[int(gpu)]
-                for gpu, node in nodes
-                if node not in fitting and context.state.row(node) not in barred
-            )
-            if not fitting:
+            offered = [self._requests.node_of(gpu) for gpu in range(len(cluster.gpus)) if cluster.takes(gpu, job)]
+            found = survey(request, context, offered)
+            if not found.nodes:
+                refused[kind] = request.rank
                 continue
+            refused.clear()  # with one more tenant a set may fit a job that was refused before
             (row,) = found.best(1)
             decided = decide(request, context, node=context.state.node_name(int(row)))
             assert not isinstance(decided, Rejection), "it was surveyed"
@@ -301,8 +289,6 @@ class LiveOnTable:
             cap = self._cap(cluster, job, gpu, decided.thread_percentage)
             context.state.reserve(request.pod_uid, replace(decided, thread_percentage=cap), request)
             cluster.start(job, gpu, cap)
-            tenants_keys[gpu] = self._tenants_key(cluster, gpu)
-            shares[gpu] += share_percent(cluster.jobs[job])
 
     def _cap(self, _cluster: JobCluster, _job: int, _gpu: int, decided: int) -> int:
         """Return the cap under which a job starts: the decided one; studies may override this."""
@@ -320,12 +306,6 @@ class LiveOnTable:
         apart, wants_own = self._evictor.apart(share, pods, cluster.now_seconds)
         known = replace(known, name=share, apart=apart, wants_own=wants_own)
         return replace(request, known=known, unprofiled=None)  # without profiles no workload is profiled
-
-    @staticmethod
-    def _tenants_key(cluster: JobCluster, gpu: int) -> object:
-        """Return everything a refusal depends on; equal tenants are refused equally."""
-        tenants = [(cluster.jobs[tenant.job], tenant.thread_percentage) for tenant in cluster.gpus[gpu]]
-        return frozenset((job.workload, job.fraction, job.is_auto, job.job_class, cap) for job, cap in tenants)
 
     # -- watching
 
