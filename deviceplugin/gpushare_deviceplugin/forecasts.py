@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import orjson
 
+from gpushare.core.backoff import Backoff
 from gpushare.core.progress import Prior, TenantLoad
-from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)

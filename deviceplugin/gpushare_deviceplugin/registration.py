@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from gpushare.core.api import names
-from gpushare.runtime.backoff import Backoff
+from gpushare.core.backoff import Backoff
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 from gpushare_deviceplugin.plugin import DevicePlugin, options

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.status import GateStatus
-from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.kube import Api, ApiError, Json, Resource
-from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 _BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=30.0)

@@ -14,6 +14,7 @@ from typing import Final
 from gpushare.core import control
 from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass, PodView, Retraction
+from gpushare.core.backoff import Backoff
 from gpushare.core.control import (
     SILENT_SECONDS,
     HygieneAction,
@@ -26,7 +27,6 @@ from gpushare.core.control import (
     RetractionSituation,
 )
 from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
-from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import EvictionRefusal, OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-from gpushare.runtime.backoff import Backoff
+from gpushare.core.backoff import Backoff
 
 K = TypeVar("K", bound=Hashable)
 

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.front.place import FrontPlace
-from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.logs import log_level_of, set_up_logging
 
 _log = logging.getLogger("gpushare.front")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.front.http2 import ConnectionLostError, Http2Connection
 from gpushare.front.rpc import CallError, Door, MethodHandler, StatusCode, call, connect, identity, subscribe
-from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from enum import StrEnum
 from types import MappingProxyType, TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+from gpushare.core.backoff import Backoff
 from gpushare.kube.api import Api, Json
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import ApiError, Gone, Retryable
 from gpushare.kube.resources import Resource
-from gpushare.runtime.backoff import Backoff
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

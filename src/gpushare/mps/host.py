@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
+from gpushare.core.backoff import Backoff
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
@@ -34,7 +35,6 @@ from gpushare.mps.removal import remove_unused
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
-from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.http import MetricsAndProbes
 from gpushare.runtime.logs import log_level_of, set_up_logging
 from gpushare.runtime.options import options_of

@@ -23,11 +23,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CgroupFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
 from gpushare.mps.silence import KILL_SECONDS, Remedy, Silence
-from gpushare.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 

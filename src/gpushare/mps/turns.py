@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.runtime.backoff import Backoff
+from gpushare.core.backoff import Backoff
 
 CHARGE_HALF_LIFE_SECONDS: Final = 60.0
 WASTE_HALF_LIFE_SECONDS: Final = 600.0

@@ -19,7 +19,7 @@ from gpushare.core.control import (
     plan_replacement,
     remembered,
 )
-from gpushare.core.control.hygiene import FAULT_SECONDS, FIRST_PAUSE_SECONDS, FORGOTTEN_SECONDS, QUARANTINE_SECONDS
+from gpushare.core.control.hygiene import FAULT_SECONDS, FORGOTTEN_SECONDS, PAUSE, QUARANTINE_SECONDS
 from gpushare.core.control.retraction import SILENT_SECONDS
 
 SETTINGS = HygieneSettings(stalled_seconds=600.0)
@@ -180,7 +180,7 @@ def test_a_group_in_trouble_again_and_again_is_replaced_ever_more_rarely():
         at.append(now)
         now += 10.0
     pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
-    assert pauses == [FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS, 4 * FIRST_PAUSE_SECONDS]
+    assert pauses == [PAUSE.first_seconds, 2 * PAUSE.first_seconds, 4 * PAUSE.first_seconds]
     assert counted(done, now + FORGOTTEN_SECONDS)[0] == 1
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import GpuShareStatus, JobClass, PodPlacement, Retraction
 from gpushare.core.control.retraction import (
-    FIRST_BACKOFF_SECONDS,
-    LONGEST_BACKOFF_SECONDS,
+    KEPT_APART,
     MOST_RECORDS,
     REMEMBERED_SECONDS,
     SILENT_SECONDS,
@@ -20,7 +19,6 @@ from gpushare.core.control.retraction import (
     RetractionRecord,
     RetractionSettings,
     RetractionSituation,
-    backoff_seconds,
     plan_retractions,
 )
 
@@ -57,7 +55,7 @@ def test_an_intent_is_written_before_the_pod_is_evicted_and_becomes_a_record_onc
     assert plan(accepted, 1002.0) == RetractionPlan({}), "the watch is about to say that it leaves"
     for gone in [(replace(NEWCOMER, leaving=True), VICTIM), (VICTIM,)]:
         left = plan(situation(*gone, records=records, asks=()), 1003.0)
-        record = RetractionRecord(("shop/old",), 1003.0, "new", "GPU-1", 1003.0 + FIRST_BACKOFF_SECONDS, 1)
+        record = RetractionRecord(("shop/old",), 1003.0, "new", "GPU-1", 1003.0 + KEPT_APART.first_seconds, 1)
         assert left.records == {"shop/new": (record,)}
         assert left.done == (("shop/new", record),)
         assert left.evict is None
@@ -166,8 +164,8 @@ def residents_of(by_gpu: dict[str, tuple[Resident, ...]]) -> set[str]:
 
 
 def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day_later() -> None:
-    assert [backoff_seconds(n) for n in (1, 2, 3, 5, 6, 10_000)] == [3600, 7200, 14_400, 57_600, 86_400, 86_400]
-    assert max(backoff_seconds(count) for count in range(1, 100)) == LONGEST_BACKOFF_SECONDS
+    counts = (1, 2, 3, 5, 6, 10_000)
+    assert [KEPT_APART.seconds(n) for n in counts] == [3600, 7200, 14_400, 57_600, 86_400, 86_400]
     before = RetractionRecord(("shop/a", "shop/old"), 100.0, "x", "GPU-9", 700.0, 2)
     intent = RetractionRecord(("shop/old",), 990.0, "new", "GPU-1")
     found = plan(situation(VICTIM, asks=(), records={"shop/new": (before, intent)}))

@@ -9,11 +9,12 @@ from enum import StrEnum
 from typing import Final
 
 from gpushare.core.api import TroubleKind
-from gpushare.core.control.retraction import SILENT_SECONDS, Resident, backoff_seconds
+from gpushare.core.backoff import Backoff
+from gpushare.core.control.retraction import SILENT_SECONDS, Resident
 
 IDLE_SM_RATIO: Final = 0.005  # of a window; all tenants of a GPU below this do nothing
 FAULT_SECONDS: Final = 120.0  # by then kubelet has restarted a container that a fault ended (first back-off 10 s)
-FIRST_PAUSE_SECONDS: Final = 300.0  # before a group's second replacement; doubled each time
+PAUSE: Final = Backoff(first_seconds=300.0, longest_seconds=86_400.0)  # by the number of a group's replacements
 QUARANTINE_SECONDS: Final = 600.0  # how long a GPU gets no new pods after a fault, if the policy is drain
 FORGOTTEN_SECONDS: Final = 86_400.0  # after a group's last replacement; then the next one counts as its first
 _RATE_SECONDS: Final = 60.0
@@ -228,4 +229,4 @@ def _pause(before: tuple[int, float] | None, now: float) -> float:
     """Return for how many seconds no further pod of a group may be replaced."""
     if before is None or now - before[1] >= FORGOTTEN_SECONDS:
         return 0.0
-    return max(0.0, before[1] + backoff_seconds(before[0], FIRST_PAUSE_SECONDS) - now)
+    return max(0.0, before[1] + PAUSE.seconds(before[0]) - now)

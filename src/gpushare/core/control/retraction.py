@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.api import JobClass
+from gpushare.core.backoff import Backoff
 
-FIRST_BACKOFF_SECONDS: Final = 3600.0
-LONGEST_BACKOFF_SECONDS: Final = 86_400.0
+KEPT_APART: Final = Backoff(first_seconds=3600.0, longest_seconds=86_400.0)
+"""How long two workloads are kept apart, by the number of retractions between them (docs/adr/0163)."""
 REMEMBERED_SECONDS: Final = 86_400.0
 """How long a record is kept after its back-off; until then the next back-off of the same workloads is doubled."""
 SILENT_SECONDS: Final = 150.0
 """An ask expires this long after its agent last wrote; agents write at least every 60 s."""
 MOST_RECORDS: Final = 32  # as in the schema
 MOST_NEIGHBOURS: Final = 100  # as in the schema
-_MOST_DOUBLINGS: Final = 30
 _RATE_SECONDS: Final = 60.0
 
 
@@ -197,12 +197,6 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
     return RetractionPlan(changed, evict, tuple(done), waiting, never)
 
 
-def backoff_seconds(count: int, first_seconds: float = FIRST_BACKOFF_SECONDS) -> float:
-    """Return how long two workloads are kept apart after the count-th retraction between them."""
-    doublings = min(count - 1, _MOST_DOUBLINGS)
-    return min(LONGEST_BACKOFF_SECONDS, first_seconds * 2.0**doublings)
-
-
 def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[RetractionRecord, ...]:
     """Return the records without those whose back-off ended long ago."""
     return tuple(one for one in records if one.until is None or now < one.until + REMEMBERED_SECONDS)
@@ -212,7 +206,7 @@ def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now
     """Return the record that an intent becomes once its pod leaves, counted on from the same neighbours' last."""
     before = [one.count for one in history if not one.is_intent and set(one.neighbours) & set(intent.neighbours)]
     count = 1 + max(before, default=0)
-    return replace(intent, at=now, until=now + backoff_seconds(count), count=count)
+    return replace(intent, at=now, until=now + KEPT_APART.seconds(count), count=count)
 
 
 def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+__all__ = ["Backoff"]
+
 _MOST_DOUBLINGS: Final = 30  # beyond any limit in use, and far below a float's range
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.runtime.backoff import Backoff
+from gpushare.core.backoff import Backoff
 
 
 def test_waits_double_up_to_the_longest():
