@@ -1,8 +1,9 @@
 """Put the API's pods and GpuShares into the ClusterView; the newest state of each object wins."""
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
+
+from cachetools import LRUCache
 
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, PodView
@@ -26,7 +27,7 @@ class Intake:
     def __init__(self, world: ClusterView) -> None:
         self.bad_objects = {kind: BadObjects(kind) for kind in (GPUSHARES.kind, PODS.kind)}
         self._world = world
-        self._versions: OrderedDict[Hashable, int] = OrderedDict()
+        self._versions: LRUCache[Hashable, int] = LRUCache(_MOST_REMEMBERED)
 
     def share(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a GpuShare's state, or its deletion."""
@@ -83,9 +84,6 @@ class Intake:
         if version < self._versions.get(key, 0):
             return False
         self._versions[key] = version
-        self._versions.move_to_end(key)
-        if len(self._versions) > _MOST_REMEMBERED:
-            self._versions.popitem(last=False)
         return True
 
 

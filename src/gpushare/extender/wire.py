@@ -78,6 +78,8 @@ class FilterReader:
     """
 
     def __init__(self) -> None:
+        # Not an LRUCache, whose key would be the list: 108 kB (3,000 names) are copied and hashed in 128 us, but
+        # compared with a list of the same length in 18 us (timeit, 2026-11-24).
         self._lists: OrderedDict[int, tuple[bytes, NodeList]] = OrderedDict()
         self._next = 0
 
