@@ -1,6 +1,7 @@
 """python -m bench COMMAND
 
-admission|awkward|gate|hami|heap|imports|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
+admission|awkward|first-pod|gate|hami|heap|imports|latency|learning|live-loop|loop|losses|operator|papers|retractions|sharing|
+throughput|tuning
 """
 
 import sys
@@ -13,12 +14,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster
 COMMANDS = {
     "admission": "bench.admission",
     "awkward": "bench.awkward",
+    "first-pod": "bench.first_pod",
     "gate": "bench.gate",
     "hami": "bench.hami",
     "heap": "bench.heap",
     "imports": "bench.imports",
     "latency": "bench.latency",
     "learning": "bench.learning",
+    "live-loop": "bench.live_loop",
     "loop": "bench.loop",
     "losses": "bench.losses",
     "operator": "bench.operator",

@@ -125,7 +125,7 @@ def test_every_command_of_a_page_succeeds_in_its_order(shell: Shell, page: str) 
     for command in mine:
         if command.startswith("helm install"):  # a page may show several ways
             shell.must(REMOVE)
-        # Nothing here makes pods ready: hack/first_pod.py runs it as it stands.
+        # Nothing here makes pods ready: bench/first_pod.py runs it as it stands.
         shell.must(re.sub(r"\bNODE\b", "node-a", command.replace(" --wait", "")))
         if selected := re.search(r"delete pod|get pods|logs", command) and re.search(r" -l (\S+)", command):
             key, _, value = selected[1].partition("=")

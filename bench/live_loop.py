@@ -1,15 +1,16 @@
-"""`python -m tests.deviceplugin.measure_loop TIMES`: seconds from a promise broken to kept, and the agent's CPU.
+"""Seconds from a promise broken to kept by the real agent, and its CPU.
 
 As root on a machine with a freezer; the loop as in test_live_loop, a node of its own each time. In turn with
 programs whose progress is drawn from the shipped model, and with two of the table, measured on an H200.
 """
 
+import argparse
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp.test_utils import TestServer
@@ -20,20 +21,20 @@ CALM_SECONDS = 30.0
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of its children that ended."""
+    """Return the CPU time of a process and of its children that ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 async def share_of_core(pid: int, seconds: float) -> float:
-    """CPU of a process over the next seconds, in percent of a core."""
+    """Return the CPU of a process over the next seconds, in percent of a core."""
     before, began = cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(seconds)
     return 100 * (cpu_seconds(pid) - before) / (time.monotonic() - began)
 
 
 async def once(number: int, programs: tuple[str, str]) -> float:
-    """One node, one bad neighbour."""
+    """Return the seconds from a bad neighbour's start on one node until the promise is kept."""
     with tempfile.TemporaryDirectory(prefix="gs") as folder:
         kubelet = FakeKubelet(Path(folder) / "kubelet")
         await kubelet.start()
@@ -65,16 +66,15 @@ async def once(number: int, programs: tuple[str, str]) -> float:
                 await kubelet.stop()
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure, and print each time and the median."""
+    parser = argparse.ArgumentParser(prog="python -m bench live-loop", description=__doc__)
+    parser.add_argument("times", type=int, metavar="TIMES")
+    options = parser.parse_args(arguments)
     found: dict[str, list[float]] = {"modelled": [], "measured": []}
-    for number in range(int(sys.argv[1])):
+    for number in range(options.times):
         for name, programs in (("modelled", MODELLED), ("measured", MEASURED)):
             found[name].append(asyncio.run(once(number, programs)))
             print(f"{name}: from broken to kept {found[name][-1]:.1f} s", flush=True)
     for name, times in found.items():
         print(f"{name}: median {statistics.median(times):.1f} s, longest {max(times):.1f} s of {len(times)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""hack/first_pod.py times the commands of the guide and no others."""
+"""`python -m bench first-pod` times the commands of the guide and no others."""
 
-import first_pod
 import yaml
+from bench import first_pod
 
 
 def test_it_runs_the_pages_commands_in_their_order() -> None:

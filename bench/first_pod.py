@@ -1,16 +1,16 @@
-#!/usr/bin/env python3
 """From a cluster without gpushare to the first shared pod by the commands of docs/guide/own-cluster.md, timed.
 
 Only what makes a cluster and puts the image on its node is another command than the page's: `hack/cluster up` for
 `kind create cluster`, `hack/cluster push-images` for `docker build` and `kind load`. These two are not in the sum.
 """
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from devcluster import backends, tools
@@ -45,8 +45,9 @@ def commands(images: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield line.replace(" first", " simulated"), ""
 
 
-def main() -> int:
-    """Print the seconds of each command; 1 where one fails or all together take too long."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the seconds of each command; end with 1 where one fails or all together take too long."""
+    argparse.ArgumentParser(prog="python -m bench first-pod", description=__doc__).parse_args(arguments)
     cluster = backends.pick()
     cluster.up()
     images = backends.push_images(cluster)
@@ -62,11 +63,7 @@ def main() -> int:
         done = subprocess.run(["bash", "-c", command], check=False, stdout=sys.stderr, **bound)
         print(f"{time.monotonic() - since:7.1f} s  {command}", flush=True)
         if done.returncode:
-            return 1
+            sys.exit(1)
     total = time.monotonic() - begun
     print(f"{total:7.1f} s  all of it, at most {MOST_SECONDS}")
-    return int(total > MOST_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(int(total > MOST_SECONDS))
