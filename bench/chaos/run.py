@@ -84,7 +84,7 @@ def read_outcomes(directory: Path) -> list[FaultOutcome]:
     return found
 
 
-class _Judge:
+class _Violations:
     """Collector of violations during one fault, each once."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class ChaosRun:
     def settle_first(self) -> list[str]:
         """Bring up the load; return what is still missing when the time is up, or broken already."""
         self._load.fill(self._population)
-        judge = _Judge()
+        judge = _Violations()
         settled, waiting = self._until_settled(judge, Allowance(), GIVE_UP_SECONDS)
         self._freezes.report(self._clock())
         return [*judge.violations, *([] if settled is not None else [*waiting, self._load.last_refusal])]
@@ -161,7 +161,7 @@ class ChaosRun:
             injected = self._injector.make(planned)
         except NotPossibleError as error:
             return FaultOutcome(planned.number, planned.kind, skipped=str(error), commit=self._commit)
-        judge = _Judge()
+        judge = _Violations()
         self._load.churn(planned.churn, self._population)
         try:
             self._while_in_force(planned, injected, judge)
@@ -190,14 +190,14 @@ class ChaosRun:
             last_missing=tuple(self._last_missing),
         )
 
-    def _while_in_force(self, planned: PlannedFault, injected: Injected, judge: _Judge) -> None:
+    def _while_in_force(self, planned: PlannedFault, injected: Injected, judge: _Violations) -> None:
         until = self._clock() + lasting_seconds(planned)
         while self._clock() < until:
             self._look(judge, injected.allowance)
             self._sleep(min(LOOK_EVERY_SECONDS, max(0.0, until - self._clock())))
 
     def _until_settled(
-        self, judge: _Judge, allowance: Allowance, patience_seconds: float
+        self, judge: _Violations, allowance: Allowance, patience_seconds: float
     ) -> tuple[float | None, list[str]]:
         """Look until nothing is missing; return after how many seconds, and what was missing at the bar."""
         begun = self._clock()
@@ -219,7 +219,7 @@ class ChaosRun:
                 return None, waiting or late
             self._sleep(LOOK_EVERY_SECONDS)
 
-    def _look(self, judge: _Judge, allowance: Allowance) -> list[str]:
+    def _look(self, judge: _Violations, allowance: Allowance) -> list[str]:
         """Take one picture, judge it, let the load go on; return what has not settled."""
         picture = self._eye.picture()
         expected, leaving = self._load.expected, self._load.leaving
@@ -232,7 +232,7 @@ class ChaosRun:
         self._let_load_go_on(picture, allowance, judge)
         return waiting
 
-    def _let_load_go_on(self, picture: Picture, allowance: Allowance, judge: _Judge) -> None:
+    def _let_load_go_on(self, picture: Picture, allowance: Allowance, judge: _Violations) -> None:
         if picture.pods is not None:
             gone = []
             for one in self._load.expected:

@@ -84,7 +84,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LoggedJob:
     """A job as its own log has it; `on_gpu`: from when on it may have used the GPU, before it was ready."""
 
     number: int
@@ -172,7 +172,7 @@ def _row(name: str, values: Sequence[Compared], bar: float | None = None) -> str
     return f"| {name} | {len(values)} | {mean:.3f} | {goal} | {bias:+.3f} | {high:.3f} |"
 
 
-def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_Job]:
+def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_LoggedJob]:
     found = []
     for line in records.of("job", run=run["name"]):
         seen = records.first("seen", run=run["name"], number=line["number"])
@@ -180,7 +180,7 @@ def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_Job]:
         # The table's signatures are of programs that answer without a pause, the agent's of what they did.
         offered = line["rate"] / (SERVING_LOAD if is_table else 1.0)
         found.append(
-            _Job(
+            _LoggedJob(
                 line["number"],
                 f"job-{line['number']:03d}",
                 line["program"],
@@ -209,7 +209,7 @@ def _on_gpu(line: Record, rows: Sequence[Mapping[str, float | None]]) -> float:
 
 
 def _sets(
-    run: str, jobs: Sequence[_Job], placed: Sequence[Record], left: dict[str, float]
+    run: str, jobs: Sequence[_LoggedJob], placed: Sequence[Record], left: dict[str, float]
 ) -> Iterator[list[Compared]]:
     """Yield the jobs of each set that was at work together; add to `left` what cannot be compared."""
     throttled = [row["at"] for job in jobs for row in job.samples if row["throttle"] and row["at"] is not None]
@@ -253,7 +253,7 @@ def _sets(
 
 
 def _windows(
-    run: str, job: _Job, jobs: Sequence[_Job], present: Mapping[float, frozenset[int]]
+    run: str, job: _LoggedJob, jobs: Sequence[_LoggedJob], present: Mapping[float, frozenset[int]]
 ) -> Iterator[Compared]:
     """Yield each window over which the agent inferred a job's progress."""
     before: Mapping[str, Any] | None = None
@@ -291,7 +291,7 @@ def _windows(
         )
 
 
-def _present(jobs: Sequence[_Job]) -> dict[float, frozenset[int]]:
+def _present(jobs: Sequence[_LoggedJob]) -> dict[float, frozenset[int]]:
     """Return which jobs had clients at each look."""
     found: dict[float, set[int]] = {}
     for job in jobs:

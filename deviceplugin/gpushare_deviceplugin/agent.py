@@ -26,13 +26,14 @@ from gpushare_deviceplugin.container_runtime import ContainerRuntime
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.figures import node_figures
-from gpushare_deviceplugin.forecasts import Forecasts, ask_model
+from gpushare_deviceplugin.forecaster_client import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
 from gpushare_deviceplugin.kept import keep_running
 from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.outside import OutsideMps
 from gpushare_deviceplugin.plugin import DevicePlugin
@@ -41,7 +42,6 @@ from gpushare_deviceplugin.readings import Readings
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
 from gpushare_deviceplugin.shares import Terms, terms_of
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
 from gpushare_deviceplugin.state import NodeState

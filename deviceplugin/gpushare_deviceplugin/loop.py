@@ -29,9 +29,9 @@ from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.layout import GpuDirectory, write_throttle
 from gpushare.mps.status import GateState, GateStatus
 from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, tenants_of
@@ -55,7 +55,7 @@ _NOTHING: Final = WatchActions()
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _WatchedGpu:
     """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
@@ -120,7 +120,7 @@ class Loop:
         self._boot = boot
         self._slos = slos
         self._settings = settings
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, _WatchedGpu] = {}
         self._gates: dict[str, GateStatus] = {}
         self._told_at: dict[tuple[str, WatchReason], float] = {}
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
@@ -162,7 +162,7 @@ class Loop:
             measure: of the window; without a sample it only lists the tenants.
         """
         now = self._clock()
-        gpu = self._gpus.setdefault(uuid, _Gpu())
+        gpu = self._gpus.setdefault(uuid, _WatchedGpu())
         if gate is not None:
             self._gates[uuid] = gate
         if measure.sample is None:
@@ -192,7 +192,7 @@ class Loop:
 
     def keeping(self, uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:
         """Return a tenant's promise, and the loop's actions on its GPU."""
-        gpu = self._gpus.get(uuid, _Gpu())
+        gpu = self._gpus.get(uuid, _WatchedGpu())
         duty = gpu.actions.duties.get(pod.uid, FREE)
         return Keeping(
             promise_ratio=self._promise(uuid, pod, share_percent),
@@ -210,7 +210,7 @@ class Loop:
 
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
         """Ask for pods to be stopped for a reading, each until a time (seconds since boot); {} ends it."""
-        gpu = self._gpus.setdefault(uuid, _Gpu())
+        gpu = self._gpus.setdefault(uuid, _WatchedGpu())
         gpu.stops = stops
         self._write(uuid, gpu)
 
@@ -228,12 +228,12 @@ class Loop:
             return
         now = self._clock()
         for uuid in self._state.gpus:
-            gpu = self._gpus.setdefault(uuid, _Gpu())
+            gpu = self._gpus.setdefault(uuid, _WatchedGpu())
             if now - gpu.concluded_at >= 2 * BEAT_SECONDS:
                 self._act(uuid, gpu, None, now)
             self._write(uuid, gpu)
 
-    def _act(self, uuid: str, gpu: _Gpu, window: WatchWindow | None, now: float) -> None:
+    def _act(self, uuid: str, gpu: _WatchedGpu, window: WatchWindow | None, now: float) -> None:
         gate = self._gates.get(uuid)
         problem = gate.throttle.problem if gate is not None else ""
         if problem and problem != self._unthrottled:
@@ -312,7 +312,7 @@ class Loop:
             alone = min(1.0, *(progress_alone(each.counters, each.cap_curve, share / 100) for each in known))
         return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
-    def _write(self, uuid: str, gpu: _Gpu) -> None:
+    def _write(self, uuid: str, gpu: _WatchedGpu) -> None:
         """Write the asks of one GPU; do nothing if there are none and were none."""
         if not self.enabled:
             return

@@ -20,10 +20,10 @@ from gpushare.core.progress import (
     progress_alone,
 )
 from gpushare.mps.status import GateStatus
-from gpushare_deviceplugin.forecasts import Question
+from gpushare_deviceplugin.forecaster_client import Question
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SoloSignature
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
 

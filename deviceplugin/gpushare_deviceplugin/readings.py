@@ -17,9 +17,9 @@ from gpushare.mps.asks import boottime
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.mps.status import GateState, GateStatus, ThrottleStatus
 from gpushare_deviceplugin.measuring import threads_of
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import tenants_of
 
@@ -54,7 +54,7 @@ class ReadingPlan:
 
 
 @dataclass(slots=True)
-class _Record:
+class _PastReadings:
     """A GPU's readings: when stops ended and how long they took; by pod, when it was read.
 
     Attributes:
@@ -145,7 +145,7 @@ class Readings:
         self._clock = clock
         self._boot = boot
         self._sleep = sleep
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _PastReadings] = {}
         self._busy: set[str] = set()
 
     async def run(self) -> None:
@@ -161,7 +161,7 @@ class Readings:
     def plan(self, uuid: str) -> ReadingPlan | None:
         """Return a GPU's next reading that is due and allowed now, if any."""
         gate = self._sampler.gates.get(uuid)
-        record = self._records.setdefault(uuid, _Record())
+        record = self._records.setdefault(uuid, _PastReadings())
         if gate is None or gate.state not in _SERVING or gate.throttle.problem:
             return None
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
@@ -200,7 +200,7 @@ class Readings:
         The reading counts only if the same throttle process reports before and after it: if that process ends, its
         pods run although its last report still calls them stopped.
         """
-        record = self._records.setdefault(uuid, _Record())
+        record = self._records.setdefault(uuid, _PastReadings())
         counts = self.counts.setdefault(uuid, ReadingCounts())
         began = self._clock()
         sample: GpuSample | None = None
@@ -275,13 +275,13 @@ class Readings:
         connected = {client.pod_uid for client in gate.clients} if gate is not None else set()
         return connected == {plan.pod.uid, *plan.stopped}
 
-    def _may_stop_now(self, record: _Record, now: float) -> bool:
+    def _may_stop_now(self, record: _PastReadings, now: float) -> bool:
         record.stops = [(at, seconds) for at, seconds in record.stops if now - at < MINUTE_SECONDS]
         spent = sum(seconds for _, seconds in record.stops)
         last = record.stops[-1][0] if record.stops else -math.inf
         return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
-    def _turn(self, pod: ManagedPod, model: str, record: _Record) -> tuple[bool, int, str]:
+    def _turn(self, pod: ManagedPod, model: str, record: _PastReadings) -> tuple[bool, int, str]:
         """Return the sort key of pods to read: unknown ones first, then those read least."""
         return self._is_known(pod, model), len(record.read_at.get(pod.uid, ())), pod.uid
 
@@ -297,7 +297,7 @@ class Readings:
         is_broken = any(self._loop.is_broken(uuid, pod.uid) for pod in active)
         return seconds >= (PATIENT_BROKEN_SECONDS if is_broken else QUIET_SECONDS)
 
-    def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _Record, now: float) -> bool:
+    def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _PastReadings, now: float) -> bool:
         """Return whether a pod is to be read: soon if its workload is unknown, rarely if readings give nothing.
 
         A workload whose windows contradict its signature is read again. So is one under a cap near which it was

@@ -35,7 +35,7 @@ CappedProfiles = Sequence[tuple[Profile, int]]
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _ReportedGpu:
     """State of one GPU: its set, since when it has it, and when a window of it was last used."""
 
     reported: ReportedSet
@@ -55,7 +55,7 @@ class Learner:
         self, world: ClusterView, metrics: OperatorMetrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._world, self._metrics, self._clock = world, metrics, clock
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, _ReportedGpu] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -76,7 +76,7 @@ class Learner:
             known = self._gpus.get(reported.gpu)
             if known is None or known.reported.members != reported.members:
                 taught = known.taught if known is not None else float("-inf")
-                self._gpus[reported.gpu] = _Gpu(reported, now, taught)
+                self._gpus[reported.gpu] = _ReportedGpu(reported, now, taught)
             elif known.reported != reported:
                 known.reported, known.is_new = reported, True
 

@@ -54,7 +54,7 @@ FORK = """
 import asyncio, sys
 from gpushare_deviceplugin import frugal
 frugal.before_imports()
-from gpushare_deviceplugin import forecasts, podresources_pb2
+from gpushare_deviceplugin import forecaster_client, podresources_pb2
 from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerServicer as Servicer
 from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub as Stub
 from gpushare_deviceplugin.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server as add
@@ -63,7 +63,7 @@ from pathlib import Path
 
 class Lister(Servicer):
     async def List(self, request, context):
-        assert await forecasts.ask_model([]) == []
+        assert await forecaster_client.ask_model([]) == []
         return podresources_pb2.ListPodResourcesResponse()
 
 async def main():
@@ -73,7 +73,7 @@ async def main():
     await server.start()
     async with open_channel(socket) as channel:
         await Stub(channel).List(podresources_pb2.ListPodResourcesRequest())
-        assert await forecasts.ask_model([]) == []
+        assert await forecaster_client.ask_model([]) == []
         await Stub(channel).List(podresources_pb2.ListPodResourcesRequest())
     await server.stop(0)
 

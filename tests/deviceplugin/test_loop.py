@@ -29,7 +29,7 @@ from gpushare.mps.status import (
     ThrottleStatus,
 )
 from gpushare_deviceplugin.decisions import decide
-from gpushare_deviceplugin.forecasts import Question
+from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.loop import (
     ALERT_SECONDS,
@@ -40,9 +40,9 @@ from gpushare_deviceplugin.loop import (
     Loop,
 )
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import build_status, tenants_of, urgent_part
 

@@ -15,15 +15,15 @@ from gpushare.mps.status import (
     GateState,
     GateStatus,
 )
-from gpushare_deviceplugin.forecasts import Question
+from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.gates import (
     Gates,
 )
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, reduce_gpushare
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 
 FP32 = Counters(fp32_util=0.6, dram_bw_util=0.2, integer_util=0.2, sm_util=0.7)

@@ -21,12 +21,12 @@ from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.gates import Gates, Notice
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.outside import OutsideMps, OutsidePolicy, end_process
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.shares import NodeShares
-from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 
 SERVER, GATE, CLIENT, STRAY = 10, 11, 12, 13

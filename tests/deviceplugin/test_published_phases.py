@@ -25,8 +25,8 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import OperatorSettings, fares_of, status_of
 from gpushare.core.gpu import Counters, GpuSample
+from gpushare_deviceplugin.node_signatures import MAX_PHASES, Signatures
 from gpushare_deviceplugin.shares import NodeShares, reduce_gpushare
-from gpushare_deviceplugin.signatures import MAX_PHASES, Signatures
 
 H200 = "NVIDIA H200"
 KEY = "shop/resnet"

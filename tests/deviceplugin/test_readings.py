@@ -19,6 +19,7 @@ from gpushare.mps.status import (
     ThrottleRefusal,
     ThrottleStatus,
 )
+from gpushare_deviceplugin.node_signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.readings import (
     FIRST_SECONDS,
@@ -31,7 +32,6 @@ from gpushare_deviceplugin.readings import (
     Readings,
 )
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms
-from gpushare_deviceplugin.signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
 from gpushare_deviceplugin.state import NodeState
 
 H200 = "NVIDIA H200"

@@ -21,9 +21,9 @@ from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.interference import expectation
 from gpushare.core.progress import Predict, Prior, TenantLoad, attribute, evidence, no_prediction
 from gpushare.data import default_model
-from gpushare_deviceplugin.forecasts import ModelAnswer, Question
+from gpushare_deviceplugin.forecaster_client import ModelAnswer, Question
 from gpushare_deviceplugin.measuring import merge, throttled_bound
-from gpushare_deviceplugin.signatures import IDLE_RATIO
+from gpushare_deviceplugin.node_signatures import IDLE_RATIO
 
 GPU = "NVIDIA H200"
 MERGED = 2  # samples of a second

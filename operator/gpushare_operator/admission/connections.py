@@ -21,7 +21,7 @@ HANDSHAKES_AT_ONCE: Final = 4  # begun in one round: 6 ms; with one, newcomers w
 _NO_DESCRIPTOR_SECONDS: Final = 0.1  # between two tries to accept while the process has no descriptor left
 
 
-class _Connection(asyncio.Protocol):
+class _AcceptedConnection(asyncio.Protocol):
     """One connection from its acceptance; its data goes to the protocol that serves it."""
 
     def __init__(self, accepted: socket.socket, source: str, connections: "Connections") -> None:
@@ -34,7 +34,7 @@ class _Connection(asyncio.Protocol):
         self._connections = connections
         self._serving = asyncio.Protocol()
 
-    def serve_by(self, serving: asyncio.Protocol) -> "_Connection":
+    def serve_by(self, serving: asyncio.Protocol) -> "_AcceptedConnection":
         """Pass its data to a protocol from now on."""
         self._serving = serving
         return self
@@ -95,13 +95,13 @@ class Connections:
     def __init__(self, most: int, handshakes: int, usual_seconds: float) -> None:
         self.closed = 0
         self._most, self._most_handshakes, self._usual_seconds = most, handshakes, usual_seconds
-        self._silent: BySource[_Connection] = BySource()
-        self._idle: dict[_Connection, None] = {}
-        self._busy: dict[_Connection, None] = {}
-        self._speaking: BySource[_Connection] = BySource()  # of the silent: their handshake can begin
-        self._shaking: BySource[_Connection] = BySource()  # of the silent: it has begun
+        self._silent: BySource[_AcceptedConnection] = BySource()
+        self._idle: dict[_AcceptedConnection, None] = {}
+        self._busy: dict[_AcceptedConnection, None] = {}
+        self._speaking: BySource[_AcceptedConnection] = BySource()  # of the silent: their handshake can begin
+        self._shaking: BySource[_AcceptedConnection] = BySource()  # of the silent: it has begun
         self._spoke, self._shaken = asyncio.Event(), asyncio.Event()
-        self._of_transport: dict[asyncio.BaseTransport, _Connection] = {}
+        self._of_transport: dict[asyncio.BaseTransport, _AcceptedConnection] = {}
 
     def __len__(self) -> int:
         return len(self._silent) + len(self._idle) + len(self._busy)
@@ -129,7 +129,7 @@ class Connections:
                         continue
                     while len(self) >= self._most:
                         self.close_one()
-                    connection = _Connection(accepted, str(address[0]), self)
+                    connection = _AcceptedConnection(accepted, str(address[0]), self)
                     self._silent.add(connection.source, connection)
                     connection.patience = loop.call_later(handshake_seconds, self._close, connection)
                     loop.add_reader(accepted, self._speaks, connection)
@@ -142,7 +142,7 @@ class Connections:
                 if connection.transport is None:
                     self._close(connection)
 
-    def _speaks(self, connection: _Connection) -> None:
+    def _speaks(self, connection: _AcceptedConnection) -> None:
         """Queue its handshake, now that the other side has begun it or has left."""
         asyncio.get_running_loop().remove_reader(connection.socket)
         if connection.patience is not None:
@@ -150,7 +150,7 @@ class Connections:
         self._speaking.add(connection.source, connection)
         self._spoke.set()
 
-    async def _shake_hands(self, open_one: Callable[[_Connection], Coroutine[None, None, None]]) -> None:
+    async def _shake_hands(self, open_one: Callable[[_AcceptedConnection], Coroutine[None, None, None]]) -> None:
         """Begin a few handshakes in each round of the loop, and none while too many are under way."""
         loop, number = asyncio.get_running_loop(), 0
         while True:
@@ -184,7 +184,7 @@ class Connections:
 
     async def _open(
         self,
-        connection: _Connection,
+        connection: _AcceptedConnection,
         make_protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext,
         seconds: float,
@@ -218,15 +218,15 @@ class Connections:
         self.closed += 1
         self._close(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _AcceptedConnection) -> None:
         self.drop(connection)
         connection.close()
 
-    def is_made(self, connection: _Connection, transport: asyncio.BaseTransport) -> None:
+    def is_made(self, connection: _AcceptedConnection, transport: asyncio.BaseTransport) -> None:
         """Record that its handshake is done."""
         self._of_transport[transport] = connection
 
-    def drop(self, connection: _Connection) -> None:
+    def drop(self, connection: _AcceptedConnection) -> None:
         """Forget a connection."""
         self._take(connection)
         for each in (self._speaking, self._shaking):
@@ -254,7 +254,7 @@ class Connections:
             else:
                 self._silent.add(connection.source, connection)
 
-    def _take(self, connection: _Connection) -> None:
+    def _take(self, connection: _AcceptedConnection) -> None:
         self._silent.discard(connection.source, connection)
         self._idle.pop(connection, None)
         self._busy.pop(connection, None)

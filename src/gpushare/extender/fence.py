@@ -27,7 +27,7 @@ class _Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
+class _PendingAllocation:
     """A pod that is bound or being bound, and not known to be allocated."""
 
     node: str
@@ -40,7 +40,7 @@ class Fence:
 
     def __init__(self, timeout_seconds: float = FENCE_TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
-        self._expected: dict[str, _Expected] = {}
+        self._expected: dict[str, _PendingAllocation] = {}
         self._by_node: dict[str, set[str]] = {}
         self._announced: dict[str, _Announced] = {}
         self._allocated: set[str] = set()
@@ -72,7 +72,7 @@ class Fence:
         known = self._expected.get(pod_uid)
         if known is not None and known.node != node:
             self._remove(pod_uid)
-        self._expected[pod_uid] = _Expected(node, size, tuple(gpu_uuids))
+        self._expected[pod_uid] = _PendingAllocation(node, size, tuple(gpu_uuids))
         self._by_node.setdefault(node, set()).add(pod_uid)
 
     def allocated(self, pod_uid: str) -> None:

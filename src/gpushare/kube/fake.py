@@ -39,7 +39,7 @@ class Refusal(Exception):  # noqa: N818 - the API's answer, not a defect
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _StoredWrite:
     """One write: the object before and after it; None if there was none."""
 
     version: int
@@ -102,7 +102,7 @@ class ObjectStore:
         self._objects: dict[str, dict[str, Json]] = {}
         # copies of the last write, unaffected by later changes to the objects
         self._as_written: dict[tuple[str, str], Json] = {}
-        self._history: deque[_Change] = deque(maxlen=HISTORY)
+        self._history: deque[_StoredWrite] = deque(maxlen=HISTORY)
         self._forgotten = 0
         self._watches: list[tuple[_Path, Selector, asyncio.Queue[Json | None]]] = []
         self._uids = itertools.count(1)
@@ -284,15 +284,15 @@ class ObjectStore:
         obj["metadata"]["resourceVersion"] = str(self.version)
         objects[key] = obj
         self._as_written[kind, key] = copy.deepcopy(obj)
-        self._tell(_Change(self.version, kind, before, self._as_written[kind, key]))
+        self._tell(_StoredWrite(self.version, kind, before, self._as_written[kind, key]))
         return obj
 
     def _delete(self, kind: str, key: str) -> None:
         self.version += 1
         del self._objects[kind][key]
-        self._tell(_Change(self.version, kind, self._as_written.pop((kind, key)), None))
+        self._tell(_StoredWrite(self.version, kind, self._as_written.pop((kind, key)), None))
 
-    def _tell(self, change: _Change) -> None:
+    def _tell(self, change: _StoredWrite) -> None:
         self._history.append(change)
         for at, selector, queue in self._watches:
             if at.kind == change.kind and (event := change.seen_by(selector, at.namespace)) is not None:

@@ -92,7 +92,7 @@ class _ServerGoneError(Exception):
 
 
 @dataclass(slots=True)
-class _Silence:
+class _DaemonSilence:
     """Measures how long the daemon has not answered."""
 
     since: float | None = None
@@ -138,7 +138,7 @@ class Keeper:
         self._tested = False
         self._test_again_at = 0.0
         self._is_unwritten = False
-        self._silent = _Silence()
+        self._silent = _DaemonSilence()
 
     async def run(self, listener: socket.socket) -> None:
         """Keep daemon, server and gate running until cancelled; the daemon stays."""

@@ -36,7 +36,7 @@ RETRY_SECONDS: Final = 1.0  # after a refusal by the freezer
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _ThrottledGpu:
     directory: GpuDirectory
     asks: LastGood[ThrottleAsks]
     decisions: LastGood[Decisions]
@@ -54,7 +54,7 @@ class Throttle:
     def __init__(self, base: Path | str, freezer: Freezer) -> None:
         self._base, self._freezer = base, freezer
         self._pods = FrozenPods(base, freezer)
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, _ThrottledGpu] = {}
         self._rescan_at = -math.inf
         self._started_at = 0.0
         self._problem = ""
@@ -75,7 +75,7 @@ class Throttle:
             logger.warning("somebody else thawed these pods, they run on: %s", ", ".join(sorted(freed)))
             for gpu in self._gpus.values():
                 gpu.schedule = let_go(gpu.schedule, freed, now)
-        wanted: dict[str, _Gpu] = {}
+        wanted: dict[str, _ThrottledGpu] = {}
         looks = [now + IDLE_READ_SECONDS]
         throttled: set[str] = set()
         for gpu in self._gpus.values():
@@ -117,7 +117,7 @@ class Throttle:
     def _rescan(self) -> None:
         for directory in gpu_directories(self._base):
             if directory.uuid not in self._gpus:
-                self._gpus[directory.uuid] = _Gpu(
+                self._gpus[directory.uuid] = _ThrottledGpu(
                     directory, throttle_reader(directory), decisions_reader(directory)
                 )
         problem = self._freezer.problem()
@@ -125,7 +125,7 @@ class Throttle:
             logger.error("no pod can be throttled on this node: %s", problem)
         self._problem = problem
 
-    def _vet(self, gpu: _Gpu, now: float, elsewhere: set[str]) -> ThrottleAsks:
+    def _vet(self, gpu: _ThrottledGpu, now: float, elsewhere: set[str]) -> ThrottleAsks:
         """Return the asks that may be served; refuse the others, and count each new reason."""
         asks, decisions = gpu.asks.read(), gpu.decisions.read()
         live = asks.live(now)
@@ -157,7 +157,7 @@ class Throttle:
             return FreezeRefused(ThrottleRefusal.ANOTHER_GPU, "another GPU's throttle has it")
         return None
 
-    def _refuse(self, gpu: _Gpu, uid: str, refusal: FreezeRefused, now: float | None = None) -> None:
+    def _refuse(self, gpu: _ThrottledGpu, uid: str, refusal: FreezeRefused, now: float | None = None) -> None:
         """Record a refusal; with `now`, if the freezer refused and it is to be tried again later."""
         known = gpu.refused.get(uid)
         if known is None or known.reason is not refusal.reason:
@@ -169,7 +169,7 @@ class Throttle:
         if now is not None:
             gpu.retry_at[uid] = now + RETRY_SECONDS
 
-    def _say(self, gpu: _Gpu, now: float) -> None:
+    def _say(self, gpu: _ThrottledGpu, now: float) -> None:
         """Write the status when something changed, and about every second otherwise."""
         live: Mapping[str, ThrottleAsk] = gpu.asks.read().live(now)
         still = self._pods.still

@@ -111,7 +111,7 @@ LIVE_PROFILES: Final[Mapping[str, LoadOf]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Tenant:
+class _ScoredTenant:
     truth: float
     inferred: float  # however large its error is
     stated_error: float | None  # None: told as unknown
@@ -125,7 +125,7 @@ def score(
     dataset: Dataset, predict: Predict = no_prediction, load_of: LoadOf = measured
 ) -> dict[int, AttributionScore]:
     """Score every run with several tenants, by their number; runs without solo rates are left out."""
-    found: dict[int, list[_Tenant]] = {}
+    found: dict[int, list[_ScoredTenant]] = {}
     runs: dict[int, int] = {}
     for run, truths in dataset.shared_runs():
         size = len(run.tenants)
@@ -135,11 +135,11 @@ def score(
             assert guess.progress_ratio is not None
             assert guess.error_ratio is not None
             stated = guess.error_ratio if guess.error_ratio <= MAX_ERROR else None
-            found.setdefault(size, []).append(_Tenant(truth, guess.progress_ratio, stated))
+            found.setdefault(size, []).append(_ScoredTenant(truth, guess.progress_ratio, stated))
     return {size: _score(found[size], runs[size]) for size in sorted(found)}
 
 
-def _score(everyone: Sequence[_Tenant], runs: int) -> AttributionScore:
+def _score(everyone: Sequence[_ScoredTenant], runs: int) -> AttributionScore:
     told = [(each.miss, each.stated_error) for each in everyone if each.stated_error is not None]
     misses, errors = np.array(told).reshape(-1, 2).T
     low = [each for each in everyone if each.truth < LOW_PROGRESS]

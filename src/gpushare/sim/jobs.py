@@ -365,7 +365,7 @@ def simulate(
     arrivals = [(job.submit_seconds, index) for index, job in enumerate(jobs)]
     heapq.heapify(arrivals)
     fluid: Callable[[JobCluster], Mapping[int, float]] | None = getattr(policy, "rates", None)
-    account = _Account(jobs)
+    account = _JobAccounts(jobs)
     ended: dict[int, float] = {}
     cluster.now_seconds = arrivals[0][0] if arrivals else 0.0
 
@@ -403,7 +403,7 @@ def simulate(
     return account.outcome(policy.name, cluster, ended)
 
 
-class _Account:
+class _JobAccounts:
     """Accounts of every job, and of the cluster over time."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:

@@ -42,7 +42,7 @@ from gpushare.core.interference.profile import (
 )
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, parse
-from gpushare.research.interference.evaluate import EvaluationProtocol, _choices, _Judged, evaluate, spearman
+from gpushare.research.interference.evaluate import EvaluationProtocol, _choices, _PredictedSet, evaluate, spearman
 from gpushare.research.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
 from gpushare.research.interference.tape import Variable
 from gpushare.research.solo_profiles import profile_of
@@ -498,7 +498,7 @@ def test_of_two_choices_alike_the_one_that_surely_keeps_the_tolerance_is_chosen(
     )
     said = {0: (0.8, 0.52, 0.2), 1: (0.65, 0.63, 0.05), 2: (0.3, 0.3, 0.05)}
     judged = [
-        _Judged(at, np.array([[p, p - width, p + width] for p in (one, other)]), {})
+        _PredictedSet(at, np.array([[p, p - width, p + width] for p in (one, other)]), {})
         for at, (one, other, width) in said.items()
     ]
     choices = _choices(three, judged, 1)

@@ -96,7 +96,7 @@ async def _read(span: PrometheusSpan) -> UsageHistory:
             f"(last_over_time(gpushare_workload_expected_progress_ratio{seconds}))"
         )
         retractions = await asked.now(f"sum(increase(gpushare_retractions_total{seconds}))")
-    told = _Told(gpus, healthy, tenants, info, requested, recommended, expected, retractions)
+    told = _PrometheusAnswers(gpus, healthy, tenants, info, requested, recommended, expected, retractions)
     return _history(span, asked.times, told)
 
 
@@ -182,7 +182,7 @@ def _waits(url: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _PrometheusAnswers:
     """The answers to all queries."""
 
     gpus: list[_Series]
@@ -195,7 +195,7 @@ class _Told:
     retractions: _Values
 
 
-def _history(span: PrometheusSpan, times: Figures, told: _Told) -> UsageHistory:
+def _history(span: PrometheusSpan, times: Figures, told: _PrometheusAnswers) -> UsageHistory:
     workloads = {labels.get("pod_uid", ""): labels.get("gpushare", "") for labels, _ in told.info.values()}
     at_share = {(labels.get("share", ""), _workload(labels)): value for labels, value in told.expected.values()}
     nothing = np.full(len(times), np.nan)

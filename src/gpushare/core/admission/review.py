@@ -386,7 +386,7 @@ def _check_request(
     if isinstance(former, Rejection):
         return former
     least = least_percent(former, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
-    expected = _Expected(needs.limit_percent, least, takes_more, former.limit_percent)
+    expected = _ExpectedShare(needs.limit_percent, least, takes_more, former.limit_percent)
     return (
         _check_memory(pod, request, knowledge)
         or _check_processes(needs, policy, knowledge)
@@ -430,7 +430,7 @@ def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
+class _ExpectedShare:
     """The share that a container may name.
 
     Attributes:
@@ -462,7 +462,7 @@ class _Expected:
         return f"{max(1, self.least_of_auto)} to 100, or 100 for each whole GPU"
 
 
-def _check_shares(spec: Object, request: ShareRequest, expected: _Expected) -> Rejection | None:
+def _check_shares(spec: Object, request: ShareRequest, expected: _ExpectedShare) -> Rejection | None:
     """Refuse `gpushare.io/share` set by hand on another container or to another amount."""
     chosen = _container_index(spec, request.container)
     for index, container in enumerate(_all_containers(spec)):

@@ -85,7 +85,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _PredictedSet:
     at: int
     prediction: Array
     linear: dict[str, Array]
@@ -139,7 +139,7 @@ def _judged(
     seed: int,
     members: int,
     done: Callable[[int, int], None],
-) -> list[_Judged]:
+) -> list[_PredictedSet]:
     if protocol is not EvaluationProtocol.AS_IS:
         return _crossed(sets, model, protocol, seed=seed, members=members, done=done)
     everything = list(range(len(sets.index)))
@@ -147,8 +147,10 @@ def _judged(
     return [_judge(model, sets, at, each) for at, each in zip(everything, predictions, strict=True)]
 
 
-def _judge(model: InterferenceModel, sets: Sets, at: int, prediction: Array) -> _Judged:
-    return _Judged(at, prediction, {name: predicted_linear(model, name, sets, at) for name in model.baselines})
+def _judge(model: InterferenceModel, sets: Sets, at: int, prediction: Array) -> _PredictedSet:
+    return _PredictedSet(
+        at, prediction, {name: predicted_linear(model, name, sets, at) for name in model.baselines}
+    )
 
 
 def _crossed(
@@ -159,7 +161,7 @@ def _crossed(
     seed: int,
     members: int,
     done: Callable[[int, int], None],
-) -> list[_Judged]:
+) -> list[_PredictedSet]:
     shuffled = np.random.default_rng(seed).permutation(len(sets.index))
     folds = []
     for fold in range(FOLDS):
@@ -171,7 +173,7 @@ def _crossed(
         report = shifted(done, fold * members, FOLDS * members)
         model = fitted(bare, sets, training, seed=seed, members=members, done=report)
         folds.append((model, unseen, predicted(model, sets, unseen), predicted_poorer(model, sets, unseen)))
-    judged: list[_Judged] = []
+    judged: list[_PredictedSet] = []
     for fold, (model, unseen, _, _) in enumerate(folds):
         others = [each for other, each in enumerate(folds) if other != fold]
         known = [pair for _, positions, each, _ in others for pair in zip(positions, each, strict=True)]
@@ -184,8 +186,8 @@ def _crossed(
     return judged
 
 
-def _scores(sets: Sets, judged: Sequence[_Judged]) -> dict[int, Score]:
-    by_size: dict[int, list[_Judged]] = defaultdict(list)
+def _scores(sets: Sets, judged: Sequence[_PredictedSet]) -> dict[int, Score]:
+    by_size: dict[int, list[_PredictedSet]] = defaultdict(list)
     for each in judged:
         by_size[len(sets.index[each.at])].append(each)
     scores = {}
@@ -222,7 +224,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
+def _choices(sets: Sets, judged: Sequence[_PredictedSet], seed: int) -> Choices:
     ours: dict[int, list[float]] = defaultdict(list)
     kace: dict[int, list[float]] = defaultdict(list)
     tenants: dict[int, list[Array]] = defaultdict(list)

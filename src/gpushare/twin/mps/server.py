@@ -55,7 +55,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class _Client:
+class _ConnectedClient:
     socket: socket.socket
     grant: Grant
     pid: int = 0
@@ -114,7 +114,7 @@ class TwinServer:
         self._counted_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
-        self._clients: list[_Client] = []
+        self._clients: list[_ConnectedClient] = []
         self._faulted: list[tuple[float, socket.socket]] = []
         self._next_id = 0
         self.pid: int | None = None
@@ -187,7 +187,7 @@ class TwinServer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         connection.setblocking(False)
         with self._lock:
-            client = _Client(connection, grant, pipes=_send_pipes(connection))
+            client = _ConnectedClient(connection, grant, pipes=_send_pipes(connection))
             self._clients.append(client)
             self._selector.register(connection, selectors.EVENT_READ, client)
 
@@ -256,7 +256,7 @@ class TwinServer:
                     self._outside = self._processes_outside()
                     self._tick()
 
-    def _receive(self, client: _Client) -> None:
+    def _receive(self, client: _ConnectedClient) -> None:
         try:
             if not client.has_spoken:
                 self._hear(client)
@@ -278,7 +278,7 @@ class TwinServer:
         if message.get("op") in {"attach", "alloc", "free"}:
             self._update()
 
-    def _hear(self, client: _Client) -> None:
+    def _hear(self, client: _ConnectedClient) -> None:
         """Take a client's first message: any will do, since the kernel adds the credentials."""
         try:
             word, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
@@ -300,7 +300,7 @@ class TwinServer:
             self._numbers[client.sender] = client.context + 1
             self._log(f"Client {{PID: {client.sender}, Context ID: {client.context}}} connected")
 
-    def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
+    def _handle(self, client: _ConnectedClient, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
         match message["op"]:
             case "query":
                 return {"event": "device", "uuid": self.gpu.uuid, "model": self.gpu.model}
@@ -324,7 +324,7 @@ class TwinServer:
             case other:
                 raise ValueError(f"unknown operation {other!r}")
 
-    def _attach(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any]:
+    def _attach(self, client: _ConnectedClient, message: dict[str, Any], sender: int) -> dict[str, Any]:
         if self.state != "ACTIVE" or len(self.client_pids()) >= MAX_CLIENTS_PER_GPU:
             return {"event": "refused", "error": BUSY}
         asked_percentage = message.get("percentage") or client.grant.default_percentage
@@ -347,7 +347,7 @@ class TwinServer:
             "percentage": client.percentage,
         }
 
-    def _drop(self, client: _Client) -> None:
+    def _drop(self, client: _ConnectedClient) -> None:
         if client not in self._clients:
             return
         self._clients.remove(client)
@@ -359,7 +359,7 @@ class TwinServer:
         if client.pid:
             self._update()
 
-    def _log_exit(self, client: _Client) -> None:
+    def _log_exit(self, client: _ConnectedClient) -> None:
         if not client.context:  # a process's last connection speaks for it
             return
         left = sum(each.sender == client.sender and bool(each.context) for each in self._clients)
@@ -412,7 +412,7 @@ class TwinServer:
         self._counters = self._model.counters(loads, progress)
         self._write_state(attached)
 
-    def _count(self, attached: list[_Client]) -> None:
+    def _count(self, attached: list[_ConnectedClient]) -> None:
         """Add up what the device's counters read, and each client's progress, since the last change."""
         now = time.monotonic()
         seconds, self._counted_at = now - self._counted_at, now
@@ -443,7 +443,7 @@ class TwinServer:
                     found.append(int(entry.name))
         return tuple(found)
 
-    def _write_state(self, attached: list[_Client]) -> None:
+    def _write_state(self, attached: list[_ConnectedClient]) -> None:
         clients = [
             TwinClient(
                 c.pid,

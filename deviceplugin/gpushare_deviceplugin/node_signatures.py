@@ -41,7 +41,7 @@ MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forg
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SoloUse:
     """A workload's average use while alone.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Seen:
     def _is_idle(self) -> bool:
         return self.counters.activity_ratio() < IDLE_RATIO
 
-    def next(self, pod_uid: str, sample: GpuSample, readings: int = 0) -> "_Seen":
+    def next(self, pod_uid: str, sample: GpuSample, readings: int = 0) -> "_SoloUse":
         """Return the average with one more window.
 
         Args:
@@ -86,9 +86,9 @@ class _Seen:
         skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
         counters, seconds, clock = sample.counters, sample.window_seconds, sample.sm_clock_mhz
         if counters.is_far_more_active(self.counters):
-            return _Seen(counters, seconds, pod_uid, may_hold_start=True, readings=readings, sm_clock_mhz=clock)
+            return _SoloUse(counters, seconds, pod_uid, may_hold_start=True, readings=readings, sm_clock_mhz=clock)
         if self.may_hold_start and counters.activity_ratio() > self.counters.activity_ratio():
-            return _Seen(counters, seconds, pod_uid, readings=readings, sm_clock_mhz=clock)
+            return _SoloUse(counters, seconds, pod_uid, readings=readings, sm_clock_mhz=clock)
         if skipped is not None and skipped < START_SECONDS:
             if self.counters.is_far_more_active(counters):
                 return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
@@ -105,11 +105,11 @@ class _Seen:
             clock = self.sm_clock_mhz + weight * (clock - self.sm_clock_mhz)
         elif self.seconds:
             clock = None
-        return _Seen(Counters(**means), total, pod_uid, readings=self.readings + readings, sm_clock_mhz=clock)
+        return _SoloUse(Counters(**means), total, pod_uid, readings=self.readings + readings, sm_clock_mhz=clock)
 
 
 @dataclass(frozen=True, slots=True)
-class _Phase:
+class _OtherPhase:
     """Other work of a program than its signature describes, observed under one cap.
 
     Attributes:
@@ -119,20 +119,20 @@ class _Phase:
     """
 
     cap: int
-    seen: _Seen
+    seen: _SoloUse
     lasted_seconds: float = 0.0
     all_seconds: float = 0.0
     cap_curve: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def read_back(cls, kept: WorkloadPhase) -> "_Phase":
+    def read_back(cls, kept: WorkloadPhase) -> "_OtherPhase":
         """Rebuild a phase, as observed under its cap, from a GpuShare."""
         cap = kept.thread_percentage or 100
         curve = {point.thread_percentage: point.progress_ratio for point in kept.cap_curve}
         seen = kept.as_signature("").seen_counters()
         readings = MIN_READINGS if kept.reading is PhaseReading.IN_PLACE else 0
         window = kept.window_seconds or 0.0
-        read = _Seen(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz)
+        read = _SoloUse(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz)
         return cls(cap, read, cap_curve=curve)
 
     def published(self, total_seconds: float) -> WorkloadPhase:
@@ -179,7 +179,7 @@ def _on_the_wire(counters: Counters) -> dict[str, float]:
     return {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
 
 
-def _as_told(gpu_model: str, cap: int, seen: _Seen, revision: int | None) -> WorkloadSignature:
+def _as_told(gpu_model: str, cap: int, seen: _SoloUse, revision: int | None) -> WorkloadSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return WorkloadSignature(
         gpu_model,
@@ -203,12 +203,12 @@ def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
     return is_more and grown_curve(kept, [found]) != kept.cap_curve
 
 
-def _is_new_point(kept: WorkloadSignature, cap: int, seen: _Seen) -> bool:
+def _is_new_point(kept: WorkloadSignature, cap: int, seen: _SoloUse) -> bool:
     is_known = _is_near(cap, (point.thread_percentage for point in kept.cap_curve))
     return cap < kept.cap and seen.is_signature and not is_known
 
 
-def _solo(cap: int, seen: _Seen) -> SoloSignature:
+def _solo(cap: int, seen: _SoloUse) -> SoloSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
 
@@ -222,9 +222,9 @@ class Signatures:
 
     def __init__(self, profiles: NodeShares) -> None:
         self._profiles = profiles
-        self._seen: dict[_Key, dict[int, _Seen]] = {}  # then by cap
-        self._phases: dict[_Key, tuple[_Phase, ...]] = {}  # besides the signature, the one seen last first
-        self._candidates: dict[_Key, _Phase] = {}
+        self._seen: dict[_Key, dict[int, _SoloUse]] = {}  # then by cap
+        self._phases: dict[_Key, tuple[_OtherPhase, ...]] = {}  # besides the signature, the one seen last first
+        self._candidates: dict[_Key, _OtherPhase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
         self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
         self._read: dict[
@@ -340,7 +340,7 @@ class Signatures:
     def _read_back(self, key: _Key, phases: tuple[WorkloadPhase, ...]) -> None:
         """Add a GpuShare's phases to those observed here, as far as there is room."""
         own = self._phases.get(key, ())
-        for each in map(_Phase.read_back, phases):
+        for each in map(_OtherPhase.read_back, phases):
             shown = GpuSample(each.seen.counters, each.seen.seconds, 0, None, each.seen.sm_clock_mhz)
             if len(own) < MAX_PHASES - 1 and not any(phase.fits(each.cap, shown) for phase in own):
                 own = (*own, each)
@@ -370,7 +370,7 @@ class Signatures:
             return replace(found, phases=merged_phases(found, self._published(key)))
         return self._phase_news(key, kept, found)
 
-    def _found(self, pod: ManagedPod, gpu_model: str, cap: int, seen: _Seen) -> WorkloadSignature:
+    def _found(self, pod: ManagedPod, gpu_model: str, cap: int, seen: _SoloUse) -> WorkloadSignature:
         """Return the signature observed under a cap; its cap curve has the progress observed under other caps."""
         revision = self._revisions.get((pod.workload, gpu_model))
         found = _as_told(gpu_model, cap, seen, revision)
@@ -448,12 +448,12 @@ class Signatures:
             _trim(self._curves)
         return replace(kept.signature, cap_curve=curve)
 
-    def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
+    def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _SoloUse] | None:
         """Return the highest observed cap, with the use under it."""
         by_cap = self._caps_of(pod, gpu_model)
         return max(((cap, seen) for cap, seen in by_cap.items() if seen.is_signature), default=None, key=_cap)
 
-    def _caps_of(self, pod: ManagedPod, gpu_model: str) -> Mapping[int, _Seen]:
+    def _caps_of(self, pod: ManagedPod, gpu_model: str) -> Mapping[int, _SoloUse]:
         return self._seen.get((pod.workload, gpu_model), {})
 
     def learn(
@@ -479,7 +479,7 @@ class Signatures:
         self.saw(pod, gpu_model, 0, sample.window_seconds)
         self._candidates.pop(key, None)
         by_cap = self._seen.pop(key, {})
-        before = by_cap.get(cap) or _Seen(Counters(), 0.0, pod.uid)
+        before = by_cap.get(cap) or _SoloUse(Counters(), 0.0, pod.uid)
         self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading))}
         _trim(self._seen)
 
@@ -517,7 +517,7 @@ class Signatures:
             return True
         candidate = self._candidates.get(key)
         if candidate is None or not candidate.fits(cap, sample):
-            candidate = _Phase(cap, _Seen(Counters(), 0.0, pod.uid))
+            candidate = _OtherPhase(cap, _SoloUse(Counters(), 0.0, pod.uid))
         candidate = replace(candidate, seen=candidate.seen.next(pod.uid, sample, readings))
         self._candidates[key] = candidate
         _trim(self._candidates)
@@ -547,5 +547,5 @@ def _trim(by_workload: dict[_Key, _T]) -> None:
         del by_workload[next(iter(by_workload))]
 
 
-def _cap(found: tuple[int, _Seen]) -> int:
+def _cap(found: tuple[int, _SoloUse]) -> int:
     return found[0]

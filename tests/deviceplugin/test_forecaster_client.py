@@ -11,7 +11,7 @@ from gpushare.core.interference import expectation
 from gpushare.core.progress import Prior, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
-from gpushare_deviceplugin.forecasts import (
+from gpushare_deviceplugin.forecaster_client import (
     BACKOFF,
     PAUSE_SECONDS,
     ForecastError,
@@ -125,10 +125,10 @@ async def test_the_process_says_what_the_model_says() -> None:
 
 
 async def test_a_process_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_deviceplugin.forecasts.sys.executable", "/no/such/python")
+    monkeypatch.setattr("gpushare_deviceplugin.forecaster_client.sys.executable", "/no/such/python")
     with pytest.raises(ForecastError, match="No such file"):
         await ask_model([TWO])
-    monkeypatch.setattr("gpushare_deviceplugin.forecasts.sys.executable", "/bin/false")
+    monkeypatch.setattr("gpushare_deviceplugin.forecaster_client.sys.executable", "/bin/false")
     with pytest.raises(ForecastError, match="exit status 1"):
         await ask_model([TWO])
 
