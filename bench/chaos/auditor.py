@@ -21,9 +21,8 @@ UNWATCHED_SECONDS: Final = 5.0
 DEVICE_RACE_SECONDS: Final = 10.0
 KUBELET_REJECTS: Final = "UnexpectedAdmissionError"  # of a pod that was bound while kubelet had no device plugin
 DEVICES_SEPARATOR: Final = "::"
-WAITS_BY_DESIGN: Final = (
-    "is promised"  # in the scheduler's message: beside its neighbours a promise could not be kept
-)
+# In the scheduler's message: beside its neighbours a promise could not be kept.
+WAITS_BY_DESIGN: Final = "is promised"
 
 
 class Rule(StrEnum):

@@ -20,9 +20,8 @@ from bench.chaos.picture import Picture
 from bench.chaos.plan import FaultKind, PlannedFault, fault
 
 SETTLED_SECONDS: Final = 60.0
-CONFIRM_SECONDS: Final = (
-    1.5  # settled means in two looks this far apart: a killed part is still Ready for a moment
-)
+# Settled means in two looks this far apart: a killed part is still Ready for a moment.
+CONFIRM_SECONDS: Final = 1.5
 LOOK_EVERY_SECONDS: Final = 0.4
 GIVE_UP_SECONDS: Final = 240.0
 FAULTS_FILE, RUN_FILE = "faults.jsonl", "run.json"

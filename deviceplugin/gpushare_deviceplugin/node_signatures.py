@@ -27,9 +27,8 @@ LIGHT_READINGS: Final = 6  # that show so little use, until a program counts as 
 START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
 PHASE_SECONDS: Final = 10.0  # of other work than the signature knows of, until it counts as a phase of the program
 DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
-MAX_PHASES: Final = (
-    1 + MOST_OTHER_PHASES
-)  # the usual one among them; of the others the one that was not seen for longest is forgotten
+# The usual one among them; of the others the one that was not seen for longest is forgotten.
+MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
 # Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0

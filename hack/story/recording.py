@@ -19,9 +19,8 @@ from typing import Final
 COLUMNS: Final = 100
 LINES: Final = 36
 TITLE: Final = "gpushare: make demo"
-LONGEST_PAUSE_SECONDS: Final = (
-    2.0  # a player cuts longer ones, and shows that time passed by the story's own clock
-)
+# A player cuts longer ones, and shows that time passed by the story's own clock.
+LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 def header(now: float) -> str:

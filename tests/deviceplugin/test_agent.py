@@ -154,9 +154,8 @@ class Node:
             return str(answer.read().decode())
 
 
-POLL_SECONDS = (
-    0.1  # for what only a file or a scrape of another process tells; the API says when it hears something
-)
+# For what only a file or a scrape of another process tells; the API says when it hears something.
+POLL_SECONDS = 0.1
 
 
 async def until(api: NodeApi, true: Callable[[], object], what: str) -> None:

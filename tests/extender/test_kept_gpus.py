@@ -118,16 +118,19 @@ async def test_another_replica_keeps_the_same_at_once(full: Any, cluster: Any, s
         assert await keep(other) == kept
 
 
+ON_N9 = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n9"]}]}
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [ON_N9]}}
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         {"nodeSelector": {"pool": "other"}},
         {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
-        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n9"]}]}]}}}},
+        {"affinity": {"nodeAffinity": REQUIRED}},
     ],
     ids=["selector", "gate", "affinity"],
-)  # fmt: skip
+)
 async def test_nothing_is_kept_for_a_pod_that_may_not_run_here(full: Any, cluster: Any, spec: Any) -> None:
     make_old(cluster, "large", "0.8", spec=spec)
     assert await keep(full) == []

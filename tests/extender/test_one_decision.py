@@ -271,26 +271,26 @@ class JobsArm:
             for number, each in enumerate(scene.wanted)
             if requests[number].known is not None and requests[number].known.profile is not None
         }
-        self._policy: GpuSharePolicy | LiveOnTable = (
+        self.policy: GpuSharePolicy | LiveOnTable = (
             LiveOnTable(default_model(), MODEL, profiles, 0, watches=False, release=scene.release)
             if on_table
             else GpuSharePolicy(default_model(), MODEL, profiles, scene.release)
         )
-        self._policy.schedule(self._jobs)
+        self.policy.schedule(self._jobs)
 
     def decide(self, number: int) -> tuple[str, int | None] | Rejection | None:
-        """Its GPU and cap, or why it waits; None where that is not said."""
+        """Its GPU and cap, or why it waits if it says that."""
         self._jobs.queue = [number]
         self._jobs.remaining_seconds[number] = 1.0
-        self._policy.schedule(self._jobs)
+        self.policy.schedule(self._jobs)
         for gpu, tenants in enumerate(self._jobs.gpus):
             for tenant in tenants:
                 if tenant.job == number:
                     return f"GPU-{self._names[gpu]}-0", tenant.thread_percentage
         self._jobs.queue = []
-        if isinstance(self._policy, LiveOnTable):
+        if isinstance(self.policy, LiveOnTable):
             return None
-        refused = self._policy.rejections[number]
+        refused = self.policy.rejections[number]
         named = re.sub(r"GPU (\d+),", lambda found: f"GPU GPU-{self._names[int(found[1])]}-0,", refused.detail)
         return Rejection(refused.reason, named)
 
@@ -379,9 +379,8 @@ async def play(make_cluster: Any, serve_cluster: Any, scene: Scene) -> None:
     requests = [plan.request_of(f"p{number}") for number in range(len(scene.wanted))]
     simulated = simulate_cluster(scene, plan.live, requests)
     compares_fill = not any(each.percent for each in scene.foreign)
-    jobs = JobsArm(scene, names, requests) if scene.is_for_jobs else None
-    on_table = JobsArm(scene, names, requests, on_table=True) if scene.is_for_jobs and not goes_on else None
-    arms = [arm for arm in (jobs, on_table) if arm is not None]
+    tables = ([False] if goes_on else [False, True]) if scene.is_for_jobs else []
+    arms = [JobsArm(scene, names, requests, on_table=on_table) for on_table in tables]
 
     running_pods: list[int] = []
     async with serve_cluster(
@@ -406,17 +405,12 @@ async def play(make_cluster: Any, serve_cluster: Any, scene: Scene) -> None:
                 if isinstance(by_plan, Placement) and isinstance(by_simulator, Placement):
                     assert by_simulator.thread_percentage == by_plan.thread_percentage
                     assert by_simulator.probation == by_plan.probation
-            if jobs is not None:
-                by_jobs = jobs.decide(index)
+            for arm in arms:
+                by_jobs = arm.decide(index)
                 if isinstance(by_plan, Placement):
                     assert by_jobs == (by_plan.gpu_uuids[0], by_plan.thread_percentage)
                 else:
-                    assert by_jobs == by_plan
-            if on_table is not None:
-                by_table = on_table.decide(index)
-                assert by_table == (
-                    (by_plan.gpu_uuids[0], by_plan.thread_percentage) if isinstance(by_plan, Placement) else None
-                )
+                    assert by_jobs == (by_plan if isinstance(arm.policy, GpuSharePolicy) else None)
             if await leave(scene, step, running, plan, arms, running_pods, goes_on=goes_on):
                 compares_fill = False
 

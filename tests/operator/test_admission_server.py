@@ -288,9 +288,12 @@ def test_one_selector_too_many_is_refused_by_what_is_watched() -> None:
 
     def asked(name: str, namespace: str = "shop") -> bool:
         request = {
-            "uid": "r", "operation": "CREATE", "namespace": namespace, "object": selecting(name),
+            "uid": "r",
+            "operation": "CREATE",
+            "namespace": namespace,
+            "object": selecting(name),
             "kind": {"group": names.GROUP, "version": "v1alpha1", "kind": "GpuShare"},
-        }  # fmt: skip
+        }
         body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
         answer = review(body, Webhook.VALIDATE, AdmissionPolicy(max_selectors=2), watched.know)
         return bool(answer["response"]["allowed"])

@@ -12,9 +12,8 @@ from gpushare.devices.driver import driver_errors
 
 MIN_WINDOW_SECONDS: Final = 0.1
 _PERCENT: Final = 100.0
-_EDGE: Final = (
-    150.0  # percent; the edges of a window can push a reading slightly above 100; beyond this it is wrong
-)
+# Percent; the edges of a window can push a reading slightly above 100; beyond this it is wrong.
+_EDGE: Final = 150.0
 
 # GPM's metric for each of our counters.
 METRICS: Final[dict[str, int]] = {

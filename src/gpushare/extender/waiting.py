@@ -12,9 +12,8 @@ from typing import Final
 
 from gpushare.core.api import PodView
 
-GRACE_SECONDS: Final = (
-    1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request
-)
+# Kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request.
+GRACE_SECONDS: Final = 1.5
 AGAIN_SECONDS: Final = 5.0  # least time between two touches of one pod; above kube-scheduler's usual back-off
 PATIENCE_SECONDS: Final = 10.0  # longest wait if room appears repeatedly, which restarts the grace each time
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch

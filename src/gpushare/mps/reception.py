@@ -26,9 +26,8 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_A_ROUND: Final = 64  # connections accepted in a row before other tasks run
 EVENTS_A_ROUND: Final = 64
-PAUSE_SECONDS: Final = (
-    0.002  # after a full round: a flood costs part of one core, its connections wait in the kernel
-)
+# After a full round: a flood costs part of one core, its connections wait in the kernel.
+PAUSE_SECONDS: Final = 0.002
 RETRY_SECONDS: Final = 0.1  # after a failed accept, and between checks of pods that exceed their rate
 IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is cached for its rate; for ceilings it is always read again
 MAX_IDENTITIES: Final = 8192

@@ -12,15 +12,13 @@ from gpushare.core.backoff import Backoff
 
 CHARGE_HALF_LIFE_SECONDS: Final = 60.0
 WASTE_HALF_LIFE_SECONDS: Final = 600.0
-WASTE_SECONDS: Final = (
-    3.0  # of turns that led to no client, while others waited; a start takes 0.13 to 0.25 s (docs/facts.md 13)
-)
+# Of turns that led to no client, while others waited; a start takes 0.13 to 0.25 s (docs/facts.md 13).
+WASTE_SECONDS: Final = 3.0
 LEAST_TURN_SECONDS: Final = 1.0  # for a pod that used up its waste allowance, while others wait
 WASTE_FACTOR: Final = 10.0  # seconds charged for a wasted second
 AGING: Final = 0.1  # a second of waiting outweighs this many charged seconds
-QUICK_SECONDS: Final = (
-    0.5  # a process that only looks and ends sooner wastes nothing: torch.cuda.device_count() does it
-)
+# A process that only looks and ends sooner wastes nothing: torch.cuda.device_count() does it.
+QUICK_SECONDS: Final = 0.5
 WASTED_TURN_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others come next
 MAX_ACCOUNTS: Final = 1024

@@ -12,9 +12,8 @@ from gpushare.research.dataset import Mechanism
 from gpushare.sim.jobs import JobCluster
 from gpushare.sim.truth import DatasetTruth, TenantKind
 
-GANDIVA_WINDOW_SECONDS: Final = (
-    60.0  # a mini-batch profile per placement; Gandiva (OSDI'18) section 4.3 looks at minutes
-)
+# A mini-batch profile per placement; Gandiva (OSDI'18) section 4.3 looks at minutes.
+GANDIVA_WINDOW_SECONDS: Final = 60.0
 
 # NVIDIA's MIG profiles of one H200 cut into 2 + 2 + 3 of 7 compute slices with 2 + 2 + 4 of 8 memory slices
 # (MIG user guide, table of H200 profiles: 2g.35gb, 2g.35gb, 3g.71gb).

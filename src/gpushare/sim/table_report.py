@@ -13,9 +13,9 @@ from gpushare.sim.jobs import Job, JobRetraction, Outcome
 NEEDLESS_SECONDS: Final = 600.0
 # Student's t at 97.5% by degrees of freedom, 1 to 30; 1.96 beyond.
 _STUDENT: Final = (
-    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13,
-    2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04,
-)  # fmt: skip
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
+    *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
+)
 
 Keeps = Callable[[Sequence[tuple[int, int]]], bool]
 """Returns whether the promises of tenants, (job, thread percentage) each, could all be kept by throttling."""

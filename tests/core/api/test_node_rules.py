@@ -44,7 +44,7 @@ def field(operator, *values):
         ({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}, True),
         ({"affinity": None, "tolerations": None}, True),
     ],
-)  # fmt: skip
+)
 def test_selector_and_affinity(spec, allowed):
     assert rules(**spec).allow("n1", LABELS, ()) is allowed
 

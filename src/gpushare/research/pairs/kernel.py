@@ -18,9 +18,8 @@ _LENGTHS_LOG2_BATCH: Final = (1.5, 3.0, 6.0)
 _IDENTITY_VARIANCES: Final = (0.02, 0.1, 0.3)
 _RATE_VARIANCES: Final = (0.0, 0.5)
 _NOISES: Final = (0.02, 0.1, 0.4, 1.0)
-_KERNELS_AVERAGED: Final = (
-    8  # gate accuracy of P100's pairs 0.930 with the best one, 0.936 with eight (docs/measurements/pairs.md)
-)
+# Gate accuracy of P100's pairs 0.930 with the best one, 0.936 with eight (docs/measurements/pairs.md).
+_KERNELS_AVERAGED: Final = 8
 _EVIDENCE_TEMPER: Final = 0.2  # the evidence is overconfident: observations of one workload are not independent
 _RATE_LENGTH: Final = 2.0  # in log2 of steps/s
 
