@@ -149,15 +149,15 @@ class Host:
             )
             self.belongs(tenant.pid, QUIET)
 
-            def said() -> str:
+            def output() -> str:
                 return os.pread(log.fileno(), 2**16, 0).decode()
 
             try:
-                self.until(lambda: "connected after" in said(), "a neighbour's start")
-                assert "without MPS" not in said()
+                self.until(lambda: "connected after" in output(), "a neighbour's start")
+                assert "without MPS" not in output()
                 # A client that leaves before the server lists it has wasted its turn.
                 self.until(lambda: tenant.pid in [c.pid for c in self.status().clients], "it is listed")
-                return float(said().partition("connected after ")[2].split()[0])
+                return float(output().partition("connected after ")[2].split()[0])
             finally:
                 tenant.terminate()
                 tenant.wait()

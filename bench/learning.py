@@ -216,15 +216,15 @@ def pair_residuals(seed: int, windows: int, noise: float, prior: float) -> list[
     errors = []
     for places in of_pair.values():
         order = [sets[at] for at in rng.permutation(places).tolist()]
-        said = [
+        predictions = [
             [min(1.0, each.progress) for each in predicted(default_model(), one, profiles, known)] for one in order
         ]
         residuals: dict[str, list[float]] = {}
-        for one, progress in zip(order[:windows], said, strict=False):
+        for one, progress in zip(order[:windows], predictions, strict=False):
             observed = np.maximum(_LEAST_SEEN, np.array(one.progress) + rng.normal(0.0, noise, 2))
             for program, seen_progress, before in zip(one.programs, observed, progress, strict=True):
                 residuals.setdefault(program, []).append(float(np.log(seen_progress / max(_LEAST_SEEN, before))))
-        for one, progress in zip(order[windows:], said[windows:], strict=True):
+        for one, progress in zip(order[windows:], predictions[windows:], strict=True):
             for program, before, truth in zip(one.programs, progress, one.progress, strict=True):
                 own = residuals[program]
                 shift = np.mean(own) * len(own) / (len(own) + prior)
@@ -268,5 +268,5 @@ def main(arguments: Sequence[str]) -> None:
             whole = [miss for each in rows.values() for miss in each]
             for program, each in [("", whole), *(sorted(rows.items()) if asked.by_program else ())]:
                 one = judged_of(each)
-                said = f"  {program}, mean of the misses {np.mean([e for e, _ in each]):+.3f}" if program else ""
-                print(f"{windows:7d}  {size:7d}  {one.error:.3f}  {one.covered:19.0%}  {one.tenants:14d}{said}")
+                ending = f"  {program}, mean of the misses {np.mean([e for e, _ in each]):+.3f}" if program else ""
+                print(f"{windows:7d}  {size:7d}  {one.error:.3f}  {one.covered:19.0%}  {one.tenants:14d}{ending}")

@@ -72,8 +72,8 @@ class TrueModel(InterferenceModel):
         return KnownTable(*(getattr(known, each.name) for each in fields(TenantTable)), programs)
 
     def predict_sets(self, table, index):
-        said = InterferenceModel.predict_sets(self, table, index)
-        progress, lower, upper = said.progress.copy(), said.lower.copy(), said.upper.copy()
+        prediction = InterferenceModel.predict_sets(self, table, index)
+        progress, lower, upper = prediction.progress.copy(), prediction.lower.copy(), prediction.upper.copy()
         for line, row in enumerate(index.tolist()):
             at = [place for place, each in enumerate(row) if each >= 0]
             found = self._rates([(int(table.programs[row[place]]), float(table.caps[row[place]])) for place in at])
@@ -109,8 +109,8 @@ class FearlessModel(InterferenceModel):
         return InterferenceModel(**{each.name: getattr(self, each.name) for each in fields(self)}).predict(tenants)
 
     def predict_sets(self, table, index):
-        said = InterferenceModel.predict_sets(self, table, index)
-        return Prediction(said.progress, said.progress, said.progress)
+        prediction = InterferenceModel.predict_sets(self, table, index)
+        return Prediction(prediction.progress, prediction.progress, prediction.progress)
 
 
 @dataclass(slots=True)

@@ -57,14 +57,14 @@ def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> Los
         members = [newcomer.member(policy.gpu_model, cap), *judge.set_at(number).members]
         if not all(each.profile for each in members):
             return LossReason.EXPECTED
-        said = policy.model.predict([(each.profile, each.thread_percentage) for each in members])
+        forecasts = policy.model.predict([(each.profile, each.thread_percentage) for each in members])
         floors = [
             promised_progress(each.profile, each.share_percent, each.max_slowdown, is_auto=each.is_auto)
             for each in members
         ]
         spare = [
             (each.progress - floor) / max(each.progress - cautiously(each.progress, each.lower), 1e-9)
-            for floor, each in zip(floors, said, strict=True)
+            for floor, each in zip(floors, forecasts, strict=True)
         ]
         surest = max(surest, min(spare))
     if surest >= 1.0:
@@ -101,13 +101,13 @@ class LostProgress:
         if not cluster.queue:
             return
         elapsed = until - cluster.now_seconds
-        held = [
+        residents = [
             tuple(
                 sorted((Asker.of(cluster.jobs[t.job]), t.thread_percentage, share_of(cluster, t.job)) for t in gpu)
             )
             for gpu in cluster.gpus
         ]
-        for gpu, kinds in enumerate(held):
+        for gpu, kinds in enumerate(residents):
             made = sum(cluster.progress(gpu))
             settled, capped = self.best(kinds), self.best(kinds, free_caps=True)
             self.made += made * elapsed
@@ -117,7 +117,7 @@ class LostProgress:
                 settled = made
             self.duties += (settled - made) * elapsed
             self.caps += max(0.0, (capped or 0.0) - settled) * elapsed
-        for reason, gain in self._unused(cluster, held).items():
+        for reason, gain in self._unused(cluster, residents).items():
             self.room += gain * elapsed
             self.reasons[reason] += gain * elapsed
 
@@ -143,22 +143,22 @@ class LostProgress:
                 self._best[key] = None
         return self._best[key]
 
-    def _unused(self, cluster: JobCluster, held: list[tuple[HeldKind, ...]]) -> dict[str, float]:
+    def _unused(self, cluster: JobCluster, residents: list[tuple[HeldKind, ...]]) -> dict[str, float]:
         """Return what the waiting jobs would add if each went where it gains most, as hindsight does it."""
-        key = tuple(held), tuple(cluster.queue)
+        key = tuple(residents), tuple(cluster.queue)
         if key not in self._room:
-            self._room = {key: self._greedy(cluster, list(held))}
+            self._room = {key: self._greedy(cluster, list(residents))}
         return self._room[key]
 
-    def _greedy(self, cluster: JobCluster, held: list[tuple[HeldKind, ...]]) -> dict[str, float]:
-        memory = [sum(cluster.truth.memory_mib(asker.workload) for asker, _, _ in kinds) for kinds in held]
+    def _greedy(self, cluster: JobCluster, residents: list[tuple[HeldKind, ...]]) -> dict[str, float]:
+        memory = [sum(cluster.truth.memory_mib(asker.workload) for asker, _, _ in kinds) for kinds in residents]
         gained: dict[str, float] = {}
-        first = list(held)
+        first = list(residents)
         for job in waiting(cluster):
             asker, share = Asker.of(cluster.jobs[job]), share_of(cluster, job)
             needs = cluster.truth.memory_mib(asker.workload)
             gains = []
-            for gpu, kinds in enumerate(held):
+            for gpu, kinds in enumerate(residents):
                 if (
                     sum(each for _, _, each in kinds) + share > WHOLE
                     or memory[gpu] + needs > cluster.truth.gpu_memory_mib
@@ -172,10 +172,10 @@ class LostProgress:
                     gains.append((after - before, gpu))
             if gains and max(gains)[0] > 0.0:
                 gain, gpu = max(gains)
-                reason = self._reason(cluster, job, gpu, is_as_it_is=held[gpu] == first[gpu])
+                reason = self._reason(cluster, job, gpu, is_as_it_is=residents[gpu] == first[gpu])
                 gained[reason] = gained.get(reason, 0.0) + gain
                 memory[gpu] += needs
-                held[gpu] = self._joined(asker, share, held[gpu])
+                residents[gpu] = self._joined(asker, share, residents[gpu])
         return gained
 
     def _reason(self, cluster: JobCluster, job: int, gpu: int, *, is_as_it_is: bool) -> str:

@@ -81,7 +81,7 @@ def cells(runs: Sequence[TuningRun], write: Callable[[Sequence[float], Callable[
     ]
 
 
-def together(runs: Sequence[TuningRun]) -> list[str]:
+def means_by_column(runs: Sequence[TuningRun]) -> list[str]:
     """Return a row of the guide: means of the seeds."""
     by_column = dict(zip(FIGURES, cells(runs, mean), strict=True))
     return [", ".join(by_column[name] for name in names) for names in TOGETHER.values()]
@@ -107,7 +107,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def by_slowdown(runs: Sequence[TuningRun]) -> str:
     """Return the rows from cautious to aggressive: means of the seeds at both loads."""
     rows = [
-        [f"{load:.1f}", shown, *together(of(runs, setting, value, load))]
+        [f"{load:.1f}", shown, *means_by_column(of(runs, setting, value, load))]
         for load in LOADS
         for setting, value, shown in (
             (ALONE, "", "a GPU each"),
@@ -123,11 +123,11 @@ def by_slowdown(runs: Sequence[TuningRun]) -> str:
 def others(runs: Sequence[TuningRun], load: float) -> str:
     """Return the rows of every other setting at one load, as means of the seeds."""
     rows = [
-        ["", "**all as the chart sets it**", *together(of(runs, DEFAULT, "", load))],
-        ["", "the same, with other luck", *together(of(runs, LUCK, "", load))],
+        ["", "**all as the chart sets it**", *means_by_column(of(runs, DEFAULT, "", load))],
+        ["", "the same, with other luck", *means_by_column(of(runs, LUCK, "", load))],
     ]
     rows += [
-        [named(setting), value, *together(found)]
+        [named(setting), value, *means_by_column(found)]
         for setting, values in SETTINGS.items()
         if setting not in (DEFAULT, ALONE, SLOWDOWN, LUCK)
         for value in values

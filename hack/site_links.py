@@ -96,9 +96,9 @@ def outer(pages: Iterable[Path], asking: Callable[[str], tuple[State, str]] = as
     rows = ["| link | state | answer | on |", "|---|---|---|---|"]
     count = dict.fromkeys(State, 0)
     for link, where in outer_links(pages).items():
-        state, said = asking(link)
+        state, answer = asking(link)
         count[state] += 1
-        rows.append(f"| <{link}> | {state} | {said} | {', '.join(where)} |")
+        rows.append(f"| <{link}> | {state} | {answer} | {', '.join(where)} |")
     total = ", ".join(f"{number} {state}" for state, number in count.items())
     return count[State.DEAD], f"{sum(count.values())} links: {total}.\n\n" + "\n".join(rows) + "\n"
 

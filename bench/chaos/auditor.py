@@ -224,11 +224,11 @@ def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
     }
     for pid in real.keys() & told.keys():
         for name in ("pod_uid", "thread_percentage", "memory_used_mib"):
-            said, seen = getattr(told[pid], name), getattr(real[pid], name)
+            reported, seen = getattr(told[pid], name), getattr(real[pid], name)
             # A gate that was started later does not know a client's limits at its connection.
-            if said != seen and (said is not None or name == "pod_uid"):
+            if reported != seen and (reported is not None or name == "pod_uid"):
                 found[gpu.uuid, pid, name] = (
-                    f"{name} of client {pid} of {gpu.uuid} is {seen}, the gate says {said}"
+                    f"{name} of client {pid} of {gpu.uuid} is {seen}, the gate says {reported}"
                 )
     return found
 

@@ -80,9 +80,9 @@ def _free(picture: Picture) -> Mapping[str, int]:
     for pod in (picture.pods or {}).values():
         if not pod.is_over:
             for uuid in pod.gpus:
-                free[uuid] = free.get(uuid, 0) - _held(pod)
+                free[uuid] = free.get(uuid, 0) - _share_on_each(pod)
     return free
 
 
-def _held(pod: PodSeen) -> int:
+def _share_on_each(pod: PodSeen) -> int:
     return pod.share if len(pod.gpus) == 1 else SHARES_PER_GPU

@@ -78,11 +78,11 @@ class SetPlan:
 
 def sets_of_seven() -> list[tuple[ProgramSet, str]]:
     """Return every set with its kind."""
-    together = [(tuple(itertools.islice(_mixed(), count)), f"{count} together") for count in TOGETHER]
+    joint = [(tuple(itertools.islice(_mixed(), count)), f"{count} together") for count in TOGETHER]
     return [
         *((pair, "different pipes") for pair in DIFFERENT),
         *((pair, "same pipe") for pair in SAME),
-        *together,
+        *joint,
     ]
 
 

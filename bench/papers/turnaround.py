@@ -170,7 +170,7 @@ class Turnaround:
             round=each.round,
             ms=answers.ms if answers is not None else [],
             training_rate=training,
-            together_s=_together(answers, work),
+            together_s=_joint_seconds(answers, work),
             device=device,
             caps={str(number): one.cap for number, one in ended.items()},
         )
@@ -253,7 +253,7 @@ def _rate_while(work: JobStory, answers: JobStory | None) -> float | None:
     return round((last - first) / max(until - since, 1e-9), 4)
 
 
-def _together(*stories: JobStory | None) -> float | None:
+def _joint_seconds(*stories: JobStory | None) -> float | None:
     """Return the seconds that all were at work at the same time; None where one is not there or did not end."""
     spans = []
     for story in stories:

@@ -258,15 +258,15 @@ def _windows(
     """Yield each window over which the agent inferred a job's progress."""
     before: Mapping[str, Any] | None = None
     ended: float | None = None
-    there: frozenset[int] = frozenset()
+    running: frozenset[int] = frozenset()
     for row in job.samples:
-        said, at = row["inferred"], row["at"]
-        if at is not None and (now := present.get(at, frozenset())) != there:
-            ended, there = None, now  # the agent started a new window, although no sample shows a gap
-        if said is None or at is None:
+        inferred, at = row["inferred"], row["at"]
+        if at is not None and (now := present.get(at, frozenset())) != running:
+            ended, running = None, now  # the agent started a new window, although no sample shows a gap
+        if inferred is None or at is None:
             before, ended = None, None
             continue
-        if before is not None and (before["inferred"], before["error"]) == (said, row["error"]):
+        if before is not None and (before["inferred"], before["error"]) == (inferred, row["error"]):
             continue
         end = at - SAMPLE_SECONDS / 2  # it appeared between this sample and the one before
         begin = end - SAMPLE_SECONDS if ended is None else max(ended, end - MOST_WINDOW_SECONDS)
@@ -285,7 +285,7 @@ def _windows(
             bool(job.offered),
             beside,
             end - begin,
-            said,
+            inferred,
             observed,
             row["expected"] if beside else None,
         )

@@ -173,9 +173,9 @@ class FaultInjector:
         by_uid = {uid: name for name, uid in opened.uids.items()}
         opened.told.update(
             {
-                uid: round(said - at, 2)
-                for uid, said in self._hands.told().items()
-                if uid in by_uid and said > at - 2.0
+                uid: round(told_at - at, 2)
+                for uid, told_at in self._hands.told().items()
+                if uid in by_uid and told_at > at - 2.0
             }
         )
         expected = (self._on_server(opened) & opened.uids.keys()) | {opened.fault.name}

@@ -44,9 +44,9 @@ class Zygote:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *inherited]), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        if self._said.get(timeout=180)["event"] != "ready":
+        if self._events.get(timeout=180)["event"] != "ready":
             raise RuntimeError(f"the jobs' first process did not come up: {work / 'zygote.log'}")
 
     def start(
@@ -71,8 +71,8 @@ class Zygote:
             RuntimeError: the process is gone.
         """
         found = []
-        while not self._said.empty():
-            found.append(self._said.get())
+        while not self._events.empty():
+            found.append(self._events.get())
         if any(each["event"] == "gone" for each in found):
             raise RuntimeError("the jobs' first process is gone")
         return found
@@ -90,8 +90,8 @@ class Zygote:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._said.put(json.loads(line))
-        self._said.put({"event": "gone"})
+            self._events.put(json.loads(line))
+        self._events.put({"event": "gone"})
 
 
 class LocalWitness:

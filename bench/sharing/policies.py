@@ -81,10 +81,10 @@ def may_start(policy: SharingPolicy, waiting: Sequence[TraceJob], running: Seque
     """Return who of those that wait starts now, in the order in which they came; ours is decided elsewhere."""
     chosen: list[TraceJob] = []
     for job in sorted(waiting, key=lambda each: (each.arrives, each.number)):
-        there = [*running, *chosen]
-        if policy.places is not None and len(there) >= policy.places:
+        tenants = [*running, *chosen]
+        if policy.places is not None and len(tenants) >= policy.places:
             break
-        if policy.counts_shares and sum(each.share_percent for each in there) + job.share_percent > 100:
+        if policy.counts_shares and sum(each.share_percent for each in tenants) + job.share_percent > 100:
             if policy.in_order:
                 break
             continue

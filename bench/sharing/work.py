@@ -25,7 +25,7 @@ class JobLog:
     file: TextIO
     monotonic: Callable[[], float] = time.monotonic
     stop: Path | None = None
-    said: float = 0.0
+    reported_at: float = 0.0
     looked: float = 0.0
     requests: list[tuple[float, float]] = field(default_factory=list)
 
@@ -36,8 +36,8 @@ class JobLog:
 
     def progress(self, count: float, busy: float, *, now: bool = False) -> None:
         """Say how far it is, four times a second at most."""
-        if now or self.monotonic() - self.said >= SAY_SECONDS:
-            self.said = self.monotonic()
+        if now or self.monotonic() - self.reported_at >= SAY_SECONDS:
+            self.reported_at = self.monotonic()
             self.say("progress", count=round(count, 3), busy=round(busy, 4))
         if self.requests and (now or len(self.requests) >= _MOST_REQUESTS):
             self.say(

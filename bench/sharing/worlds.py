@@ -161,7 +161,7 @@ class GpuShareWorld:
         self._kept = {program: from_json(WorkloadSignature, each) for program, each in known.items()}
         self._copied: dict[str, Any] = {}
         self._jobs = tuple(jobs)
-        self._held: dict[int, list[str]] = {}
+        self._allocated: dict[int, list[str]] = {}
         self._free = list(device_ids(gpu.uuid))
         shutil.rmtree(work / "host", ignore_errors=True)
         self._bench = gate_bench.Bench(work / "host", twin=twin, program=[], gpu_uuid=None if twin else gpu.uuid)
@@ -195,7 +195,7 @@ class GpuShareWorld:
             FRACTION=f"{job.share_percent / 100:g}",
         )
         ids, self._free = self._free[: job.share_percent], self._free[job.share_percent :]
-        self._held[job.number] = ids
+        self._allocated[job.number] = ids
         self.agent.admit(pod, ids)
         decided = decisions_reader(self._bench.gpu)
         self._agent_bench.wait_until(
@@ -241,7 +241,7 @@ class GpuShareWorld:
 
     def ended(self, job: TraceJob) -> None:
         """Let the pod be gone."""
-        self._free += self._held.pop(job.number, [])
+        self._free += self._allocated.pop(job.number, [])
         self.agent.remove(job.name)
 
     def signatures(self) -> dict[str, Any]:

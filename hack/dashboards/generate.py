@@ -29,8 +29,8 @@ def render() -> dict[str, str]:
 def main() -> int:
     texts = render()
     if "--check" in sys.argv[1:]:
-        there = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
-        return 0 if there == texts else 1
+        stored = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
+        return 0 if stored == texts else 1
     for path in FOLDER.glob("*.json"):
         path.unlink()
     for name, text in texts.items():

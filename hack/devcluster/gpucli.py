@@ -107,9 +107,9 @@ def _do(cluster: AnyGpuCluster, verb: str, options: argparse.Namespace, command:
         if not command:
             raise Failed("run needs a command behind --")
         return _run(command, cluster.environment(), limit)
-    said = verbs[verb]()
-    if said is not None:
-        print(said, flush=True)
+    answer = verbs[verb]()
+    if answer is not None:
+        print(answer, flush=True)
     return 0
 
 

@@ -109,10 +109,10 @@ def python() -> tuple[str, list[str]]:
     """Return the interpreter that has PyTorch (GPU_PYTHON, else python3), and the folders a pod has to mount."""
     program = os.environ.get("GPU_PYTHON", "python3")
     try:
-        said = progress.run([program, "-I", "-c", _PROBE], timeout_seconds=120)
+        output = progress.run([program, "-I", "-c", _PROBE], timeout_seconds=120)
     except Failed as failed:
         raise Failed(f"{program} has no PyTorch: set GPU_PYTHON to one that has. {failed}") from None
-    executable, *folders = json.loads(said.strip().splitlines()[-1])
+    executable, *folders = json.loads(output.strip().splitlines()[-1])
     return executable, outermost(folders, {str(path) for path in _standard_libraries()})
 
 

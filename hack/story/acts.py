@@ -11,7 +11,7 @@ from typing import Final
 
 from gpushare.cli.pod_rows import TopRow
 from story.moment import Moment
-from story.sentences import all_of, fares, gpu_of, together
+from story.sentences import all_of, fares, gpu_of, summed_progress
 
 FIRST: Final = ("train", "recommend")
 ETL, BACKUP, RANK = "etl", "backup", "rank"
@@ -54,7 +54,7 @@ def _are_packed(moment: Moment) -> str | None:
     gpus = {gpu_of(row) for row in rows if row is not None}
     if len(gpus) > 1:
         return None
-    sum_of_both = f"{together(moment, FIRST):.2f} of what one GPU makes without sharing"
+    sum_of_both = f"{summed_progress(moment, FIRST):.2f} of what one GPU makes without sharing"
     return f"Packed: {all_of(FIRST)} share {gpus.pop()}. {fares(moment, FIRST)}: together {sum_of_both}."
 
 
@@ -117,7 +117,7 @@ def _is_throttled_and_all_kept(moment: Moment) -> str | None:
     all_three = (*FIRST, BACKUP)
     return (
         f"Kept by a throttle: {BACKUP} stands still {row.throttle_ratio:.0%} of the time and stays. "
-        f"{fares(moment, all_three)}: together {together(moment, all_three):.2f} of one GPU."
+        f"{fares(moment, all_three)}: together {summed_progress(moment, all_three):.2f} of one GPU."
     )
 
 
@@ -127,7 +127,8 @@ def _shares_the_rest(moment: Moment) -> str | None:
     if not all(_is_kept(row) for row in rows) or len({row.gpu for row in rows if row is not None}) > 1:
         return None
     where = gpu_of(rows[0]) if rows[0] is not None else ""
-    return f"Packed: {all_of(both)} share {where}. {fares(moment, both)}: together {together(moment, both):.2f}."
+    joint = summed_progress(moment, both)
+    return f"Packed: {all_of(both)} share {where}. {fares(moment, both)}: together {joint:.2f}."
 
 
 ACTS: Final = (

@@ -46,7 +46,7 @@ def entry(seconds: float, text: str) -> str:
     return json.dumps([round(seconds, 3), "o", text], ensure_ascii=False) + "\n"
 
 
-def record(cast: Path, command: list[str]) -> int:
+def record(recording: Path, command: list[str]) -> int:
     """Run a command and write its recording; show it here as well; return its exit status."""
     pid, terminal = pty.fork()
     if pid == 0:
@@ -62,7 +62,7 @@ def record(cast: Path, command: list[str]) -> int:
     os.close(terminal)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:  # a story that ended early is not shown to anybody
-        cast.write_text("".join(lines))
+        recording.write_text("".join(lines))
     return status
 
 

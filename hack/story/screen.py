@@ -40,7 +40,7 @@ class Screen:
         self._begun = time.monotonic()
         self._live: Live | None = None
         self._lines: list[Text] = []
-        self._said: list[Text] = []
+        self._printed: list[Text] = []
 
     @property
     def width(self) -> int:
@@ -50,7 +50,7 @@ class Screen:
     @property
     def lines(self) -> list[Text]:
         """Return all that was said, and the table as it is now."""
-        return [*self._said, Text(""), *self._lines]
+        return [*self._printed, Text(""), *self._lines]
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -73,11 +73,11 @@ class Screen:
         text = Text(sentence) if style is None else Text.assemble((f"{opening}:", style), f" {rest}")
         stamp = f"{time.monotonic() - self._begun:4.0f} s  "
         first, *others = text.wrap(self._console, max(self._width - len(stamp), 30))
-        said = [Text.assemble((stamp, "dim"), first), *(Text(" " * len(stamp)) + line for line in others)]
-        for line in said:
+        printed = [Text.assemble((stamp, "dim"), first), *(Text(" " * len(stamp)) + line for line in others)]
+        for line in printed:
             line.rstrip()
-        self._said += said
-        for line in said:
+        self._printed += printed
+        for line in printed:
             self._console.print(line, soft_wrap=True, highlight=False)
 
     def show(self, moment: Moment) -> None:

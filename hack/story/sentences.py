@@ -55,7 +55,7 @@ def fares(moment: Moment, programs: Iterable[str]) -> str:
     return all_of(parts)
 
 
-def together(moment: Moment, programs: Iterable[str]) -> float:
+def summed_progress(moment: Moment, programs: Iterable[str]) -> float:
     """Return the summed progress of some programs; one GPU without sharing makes 1."""
     found = [moment.row(program) for program in programs]
     return sum(row.progress_ratio or 0.0 for row in found if row is not None)

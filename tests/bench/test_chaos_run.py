@@ -396,13 +396,13 @@ def test_a_hung_driver_holds_its_readers_until_it_is_taken_back(tmp_path: Path) 
 
     reader = threading.Thread(target=reading, daemon=True)
     reader.start()
-    held = opened_for_writing(state)  # the reader is inside `open`; with a writer it goes on to wait in `read`
+    writer = opened_for_writing(state)  # the reader is inside `open`; with a writer it goes on to wait in `read`
     new = tmp_path / "new"
     new.write_text('{"later": 1}')
     new.replace(state)  # as the twin does every second
     wait_until(state.is_fifo)
     assert read == []
-    os.close(held)
+    os.close(writer)
     wait_until(lambda: read == [b""])
     assert reader.is_alive()
     hung.stop()

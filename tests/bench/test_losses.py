@@ -19,8 +19,8 @@ def truth():
 
 
 def predicted(model, profiles, tenants):
-    said = model.predict([(profiles[name], cap) for name, cap in tenants])
-    return [(each.lower, each.progress, each.upper) for each in said]
+    forecasts = model.predict([(profiles[name], cap) for name, cap in tenants])
+    return [(each.lower, each.progress, each.upper) for each in forecasts]
 
 
 def test_true_predictions_are_the_tables_own_rates(truth):
@@ -45,8 +45,8 @@ def test_without_intervals_places_are_chosen_by_what_is_expected_and_learning_go
     fearless = FearlessModel.of(default_model())
     assert predicted(fearless, profiles, tenants) == predicted(default_model(), profiles, tenants)
     table = fearless.table([profiles[name] for name, _ in tenants], [cap for _, cap in tenants])
-    said = fearless.predict_sets(table, np.array([[0, 1]]))
-    assert np.array_equal(said.lower, said.progress)
+    prediction = fearless.predict_sets(table, np.array([[0, 1]]))
+    assert np.array_equal(prediction.lower, prediction.progress)
 
 
 def test_true_profiles_tell_the_promises_that_the_table_tells(truth):

@@ -78,10 +78,10 @@ def test_every_program_has_one_that_stands_for_it_in_a_dry_run() -> None:
 
 
 def test_a_session_is_gone_on_with_and_its_tables_hold_every_set(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert not collecting.session(tmp_path, budget_seconds=40.0, simulated=True, say=said.append)
-    assert any("alone, round 0, takes about" in line for line in said)
-    assert any("our caps cannot be chosen yet" in line for line in said)
+    messages: list[str] = []
+    assert not collecting.session(tmp_path, budget_seconds=40.0, simulated=True, say=messages.append)
+    assert any("alone, round 0, takes about" in line for line in messages)
+    assert any("our caps cannot be chosen yet" in line for line in messages)
     missing = {part for _, part in collecting.missing(tmp_path)}
     assert {Part.ALONE, Part.PAIRS, Part.TOGETHER} <= missing
     assert Part.SLICING not in missing
@@ -92,7 +92,7 @@ def test_a_session_is_gone_on_with_and_its_tables_hold_every_set(tmp_path: Path)
     for part in Part:
         times = ROUNDS if (ROUNDS - 1, part) in rounds() else 1
         assert lines[part] == times * len(phase_of(part, ours).runs)
-    assert collecting.session(tmp_path, budget_seconds=1e4, simulated=True, say=said.append)
+    assert collecting.session(tmp_path, budget_seconds=1e4, simulated=True, say=messages.append)
     assert lines == {part: collecting.file_of(tmp_path, part).read_text().count("\n") - 1 for part in Part}
     data = read(tmp_path)
     for plan in set_plans(ours):

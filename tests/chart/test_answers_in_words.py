@@ -151,7 +151,7 @@ def test_a_question_for_yes_or_no_gets_one_where_all_is_well() -> None:
     asked = [key for key in PANELS if key[1].split()[0] in ("Is", "Are", "Do", "Does", "Can")]
     assert len(asked) == 18
     answers = {key: {text.split(",")[0] for _, text, _ in SAID[key[0]][key[1]]} for key in asked}
-    assert [key for key, said in answers.items() if not said & {"Yes", "No"}] == []
+    assert [key for key, words in answers.items() if not words & {"Yes", "No"}] == []
 
 
 def test_a_bare_figure_would_be_found() -> None:

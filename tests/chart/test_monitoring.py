@@ -47,8 +47,8 @@ def test_what_is_asked_for_is_served(expression: str) -> None:
 def test_the_checked_in_dashboards_are_the_generated_ones() -> None:
     pytest.importorskip("grafana_foundation_sdk")
     generate = importlib.import_module("dashboards.generate")
-    there = {path.name: path.read_text() for path in generate.FOLDER.glob("*.json")}
-    assert there == generate.render(), "run hack/dashboards/generate.py"
+    stored = {path.name: path.read_text() for path in generate.FOLDER.glob("*.json")}
+    assert stored == generate.render(), "run hack/dashboards/generate.py"
 
 
 @pytest.mark.parametrize("name", BOARDS)

@@ -191,8 +191,8 @@ def test_latency_and_isolation_need_a_namespace_that_allows_them(
         refused = restricted.call("POST", PODS, pod, dry_run=True)
         assert refused.code == 403
         assert "gpushare.io/allow-latency=true" in refused.message
-        there = PODS.replace("default", name)
-        answer = restricted.call("POST", there, pod, dry_run=True)
+        path = PODS.replace("default", name)
+        answer = restricted.call("POST", path, pod, dry_run=True)
         assert answer.code == 201 or "serviceaccount" in answer.message, answer.message
         plain = restricted.call("POST", PODS, pod_object("p", {names.CLASS: "throughput"}), dry_run=True)
         assert plain.code == 201, plain.message

@@ -180,16 +180,18 @@ def test_the_first_screen_says_so_in_words(tmp_path: Path) -> None:
     assert [one.panel for one in single] == ["What would suit one pod?"]
     assert panels[single[0].panel]["fieldConfig"]["defaults"]["noValue"] == "nothing is known: no data"
     (gate,) = (one.plain for one in asked() if one.panel == "Does anyone wait at the gate?")
-    held = {f'gpushare_mps_held_connections{{{GPU},reason="{reason}"}}': "2+0" for reason in ("Fault", "Clients")}
+    waiting = {
+        f'gpushare_mps_held_connections{{{GPU},reason="{reason}"}}': "2+0" for reason in ("Fault", "Clients")
+    }
     healthy = _healthy(tmp_path)
-    cases = [_case({}, {gate: {}}), _case(healthy, {gate: {"{}": 0}}), _case(healthy | held, {gate: {"{}": 4}})]
+    cases = [_case({}, {gate: {}}), _case(healthy, {gate: {"{}": 0}}), _case(healthy | waiting, {gate: {"{}": 4}})]
     done = _played(tmp_path, *cases)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_neither_infinite_values_nor_none_pass_as_an_answer() -> None:
-    said = {value: is_answer([{"value": [0, value]}]) for value in ("NaN", "+Inf", "-Inf", "0", "0.5")}
-    assert said == {"NaN": False, "+Inf": False, "-Inf": False, "0": True, "0.5": True}
+    answers = {value: is_answer([{"value": [0, value]}]) for value in ("NaN", "+Inf", "-Inf", "0", "0.5")}
+    assert answers == {"NaN": False, "+Inf": False, "-Inf": False, "0": True, "0.5": True}
     assert not is_answer([])
     assert is_answer([{"value": [0, "NaN"]}, {"value": [0, "1"]}])
     assert not is_answer([{"value": [0, "+Inf"]}, {"value": [0, "1"]}])

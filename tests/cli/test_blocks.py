@@ -61,11 +61,11 @@ def test_every_block_names_its_language_and_is_sorted(block: Block) -> None:
 
 def test_nothing_is_sorted_that_no_page_has() -> None:
     found = [command for _, command in commands()]
-    there = list(blocks())
+    known = list(blocks())
     firsts = [next(begins for begins, _ in COMMANDS if command.startswith(begins)) for command in found]
     assert set(firsts) == {begins for begins, _ in COMMANDS}
     for page, begins in {**NOT_COMMANDS, **READ_BY}:
-        assert any(block.page == page and block.text.lstrip().startswith(begins) for block in there), begins
+        assert any(block.page == page and block.text.lstrip().startswith(begins) for block in known), begins
     for test in set(READ_BY.values()):
         assert (ROOT / test).is_file()
     assert not set(NOT_COMMANDS) & set(READ_BY)

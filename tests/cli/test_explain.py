@@ -80,9 +80,9 @@ def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
     assert (found["placed"], found["standing"], found["waits_for"]) == (None, "Waits", "0/1 nodes are available")
     assert found["elsewhere"][0]["rejection"]["reason"] == "NotEnoughShare"
     assert found["request"]["share_percent"] == 60
-    there = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
-    assert [each["reason"] for each in there["done"]] == ["PromiseBroken", "Throttled"]
-    (gpu,) = there["gpus"]
+    explained = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
+    assert [each["reason"] for each in explained["done"]] == ["PromiseBroken", "Throttled"]
+    (gpu,) = explained["gpus"]
     assert [each["pod"] for each in gpu["tenants"]] == ["shop/serve-7c9f8d6b5-xk2lp", "shop/train-5d4c-p9"]
     assert gpu["tenants"][0]["seen"]["progress_ratio"] == 0.72
 
@@ -91,8 +91,8 @@ def test_a_workload_with_phases_is_told_of_with_what_the_worst_of_them_leaves(
     told: FakeCluster, call: Call
 ) -> None:
     def tenant() -> dict[str, Any]:
-        there = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
-        [found] = [each for each in there["gpus"][0]["tenants"] if each["is_subject"]]
+        explained = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
+        [found] = [each for each in explained["gpus"][0]["tenants"] if each["is_subject"]]
         return found
 
     profile = {
@@ -106,8 +106,8 @@ def test_a_workload_with_phases_is_told_of_with_what_the_worst_of_them_leaves(
     assert tenant()["phases"] == 0
     heavy = {"counters": {"sm_util": 0.95, "fp32_util": 0.8}, "windowSeconds": 20.0}
     told.put(GPUSHARES, {**web, "status": {**web["status"], "profile": {**profile, "phases": [heavy]}}})
-    said = " ".join(call("explain", "serve-7c9f8d6b5-xk2lp")[1].split())
-    assert "shop/serve-7c9f8d6b5-xk2lp: several kinds of work in turn; promised and predicted is what" in said
+    output = " ".join(call("explain", "serve-7c9f8d6b5-xk2lp")[1].split())
+    assert "shop/serve-7c9f8d6b5-xk2lp: several kinds of work in turn; promised and predicted is what" in output
     assert tenant()["phases"] == 1
 
 

@@ -223,9 +223,9 @@ def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> Non
     page = (DOCS / "guide" / "own-cluster.md").read_text()
     state = dict(re.findall(r"^\| ([^|]+) \| ([^|]*tried[^|]*) \|$", page, re.MULTILINE))
     assert len(state) == 6
-    untried = [said for where, said in state.items() if where.startswith(("kind", "NVIDIA's GPU operator"))]
+    untried = [text for where, text in state.items() if where.startswith(("kind", "NVIDIA's GPU operator"))]
     assert len(untried) == 3
-    assert all(said.startswith("**not tried**") for said in untried)
+    assert all(text.startswith("**not tried**") for text in untried)
     for section in ("kind, with simulated GPUs", "NVIDIA's GPU operator"):
         assert page.partition(f"\n## {section}\n\n")[2].startswith("Not tried."), section
     cited = {int(number) for found in re.findall(r" \[(\d(?:, \d)*)\]", page) for number in found.split(", ")}

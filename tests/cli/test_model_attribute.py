@@ -118,16 +118,16 @@ def test_the_bars_on_programs_that_nothing_was_fitted_to(options: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "line 1, column 1: the dataset is empty"), ('{"schema": "gpushare.io/colocation/v9"}', "not supported")],
 )
-def test_bad_datasets(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_datasets(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     told = CliRunner().invoke(model.app, ["attribute", "--dataset", str(path)])
     assert isinstance(told.exception, UsageError)
     assert str(path) in str(told.exception)
-    assert said in str(told.exception)
+    assert message in str(told.exception)
 
 
 def test_a_dataset_without_shared_runs_is_said(tmp_path: Path) -> None:

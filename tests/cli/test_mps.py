@@ -49,7 +49,7 @@ def test_clients_as_table_and_json(monkeypatch, capsys, base):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["status", "--directory", "/nonexistent"], "no GPU is kept here"),
         (["daemon", "log"], "2 GPUs are kept"),
@@ -60,13 +60,13 @@ def test_clients_as_table_and_json(monkeypatch, capsys, base):
         (["set", "--gpu", "GPU-1", "--thread-percentage", "20"], "cannot run nvidia-cuda-mps-control"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_exit_code_2(monkeypatch, capsys, base, arguments, said):
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(monkeypatch, capsys, base, arguments, message):
     where = [] if "--directory" in arguments else ["--directory", base]
     monkeypatch.setenv("PATH", "/nonexistent")
     assert run(monkeypatch, *arguments, *where) == 2
     error = capsys.readouterr().err
     assert error.startswith("gpushare: ")
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -66,21 +66,21 @@ def test_nor_is_one_who_did_not_want_the_whole_help(words: tuple[str, ...]) -> N
 def test_a_full_disk_is_one_sentence(simulated: tuple[str, ...], form: tuple[str, ...]) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        status, said = ended((*simulated, *form), full)
+        status, error = ended((*simulated, *form), full)
     finally:
         os.close(full)
     sentence = "the output cannot be written: No space left on device: make room, or write elsewhere"
-    assert (status, said) == (2, f"gpushare: {sentence}\n")
+    assert (status, error) == (2, f"gpushare: {sentence}\n")
 
 
 def test_a_terminal_without_our_signs_gets_question_marks(tmp_path: Path) -> None:
     words = ("--truth", "table", "--jobs", "4", "--gpus", "2", "--seeds", "2", "--load", "1", "--processes", "1")
     output = tmp_path / "output"
     with output.open("w") as file:
-        status, said = ended(
+        status, error = ended(
             ("sim", "jobs", *words, "--policy", "exclusive"), file.fileno(), PYTHONIOENCODING="ascii"
         )
-    assert (status, said) == (0, "")
+    assert (status, error) == (0, "")
     assert "2 seeds (mean ? 95%)" in output.read_text("ascii")
 
 
@@ -105,13 +105,13 @@ def test_ctrl_c_ends_a_simulation_in_several_processes(whom: str) -> None:
             process.send_signal(signal.SIGINT)
         else:
             os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []
 
 

@@ -31,19 +31,19 @@ def browser() -> Iterator[Browser]:
 
 
 def _tenancy(team: str, name: str, share: float, progress: float, promise: float, *, since: int) -> Tenancy:
-    there = np.where(np.arange(MINUTES) >= since, 1.0, np.nan)
+    present = np.where(np.arange(MINUTES) >= since, 1.0, np.nan)
     return Tenancy(
         namespace=team,
         pod=f"{name}-0",
         workload=name,
         gpu_uuid="GPU-a",
-        share_ratio=share * there,
-        progress_ratio=progress * there,
-        progress_error_ratio=0.02 * there,
-        promise_ratio=promise * there,
+        share_ratio=share * present,
+        progress_ratio=progress * present,
+        progress_error_ratio=0.02 * present,
+        promise_ratio=promise * present,
         broken_ratio=np.full(MINUTES, np.nan),
         throttle_ratio=np.where(np.arange(MINUTES) > 100, 0.2, np.nan),
-        busiest_ratio=0.5 * there,
+        busiest_ratio=0.5 * present,
     )
 
 
@@ -264,7 +264,7 @@ def test_it_prints_light_with_its_plots_whole_and_no_wider_than_the_paper(
                 "found => found.map(e => [e.scrollWidth, e.clientWidth])"
             )
             assert widths
-            assert [(needed, there) for needed, there in widths if needed > there] == [], what
+            assert [(needed, visible) for needed, visible in widths if needed > visible] == [], what
         printed = look.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 10_000

@@ -64,9 +64,9 @@ def test_keys_sort_scroll_hold_and_leave(busy: FakeCluster) -> None:
     assert isinstance(down, View)
     assert (down.top, pressed(down, "k")) == (1, view)
     assert screen(seen_of(busy), down, 200, 5)[2].text.split()[1] == "train-5d4c-p9"
-    held = pressed(view, " ")
-    assert isinstance(held, View)
-    assert screen(seen_of(busy), held, 80, 9)[-1].text == "held: space goes on"
+    paused = pressed(view, " ")
+    assert isinstance(paused, View)
+    assert screen(seen_of(busy), paused, 80, 9)[-1].text == "held: space goes on"
     assert pressed(view, "q") is Quit.QUIT
     assert pressed(view, "?") == view
 

@@ -170,7 +170,7 @@ REJECTION = (
 
 
 # Heading -> everything that the code says of it.
-def said() -> dict[str, list[str]]:
+def said_by_heading() -> dict[str, list[str]]:
     fraction = annotations.parse_fraction("0.333")
     notices = gate_notices()
     misspelt = {"metadata": {"annotations": {"gpushare.io/fraktion": "0.5"}}}
@@ -195,7 +195,7 @@ def said() -> dict[str, list[str]]:
     }
 
 
-SAID = said()
+SAID = said_by_heading()
 
 
 @pytest.mark.parametrize("heading", SAID)
@@ -219,7 +219,7 @@ def test_every_refusal_of_a_place_has_its_row() -> None:
 def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     """Warnings on pods, GPUs and GpuShares; on the page of troubles no word that nobody writes."""
     notices = gate_notices()
-    held = {reason for reason in notices if reason.startswith("Held")}
+    held_notices = {reason for reason in notices if reason.startswith("Held")}
     otherwise = {reason for reason in notices if reason.startswith("Mismatch")}
     refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable"}
     assert refusals <= {*written(retractor), *written(operator_metrics)}
@@ -231,8 +231,9 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     expected = {
         WAITS: {"NoRoom"},
         REJECTED: {plugin.NO_MEMORY, "Failed"},  # the phase
-        UNHEALTHY: {*(set(notices) - held - otherwise), *hygiene._EVENTS.values(), "Isolated"} - {"PodStalled"},
-        HELD: held,
+        UNHEALTHY: {*(set(notices) - held_notices - otherwise), *hygiene._EVENTS.values(), "Isolated"}
+        - {"PodStalled"},
+        HELD: held_notices,
         OTHERWISE: otherwise,
         UNTHROTTLED: {
             conditions.PROMISE_KEPT,
@@ -245,7 +246,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
         "The pod holds a share and does nothing": {conditions.TROUBLED, "PodStalled"},
         OUTSIDE: {outside.REASON},
     }
-    assert len(held) == 7
+    assert len(held_notices) == 7
     assert {heading: words(heading) for heading in expected} == expected
 
 

@@ -69,7 +69,7 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
         self.plugins.mkdir(parents=True, exist_ok=True)
         (directory / "pod-resources").mkdir(exist_ok=True)
         self.registered: asyncio.Queue[Any] = asyncio.Queue()
-        self.held: dict[str, list[str]] = {}
+        self.allocated: dict[str, list[str]] = {}
         self.lists = 0
         self._server: Any = None
 
@@ -96,7 +96,7 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
     async def List(self, request: Any, context: Any) -> Any:
         self.lists += 1
         pods = []
-        for key, ids in self.held.items():
+        for key, ids in self.allocated.items():
             namespace, _, name = key.partition("/")
             devices = podresources_pb2.ContainerDevices(resource_name=names.SHARE_RESOURCE, device_ids=ids)
             container = podresources_pb2.ContainerResources(name="main", devices=[devices])

@@ -112,7 +112,7 @@ class LiveNode:
         obj["metadata"]["annotations"][names.WORKLOAD] = workload
         self.api.put(obj)
         taken, self._ids = self._ids[:percent], self._ids[percent:]
-        self.kubelet.held[f"shop/{name}"] = taken
+        self.kubelet.allocated[f"shop/{name}"] = taken
         placement = to_json(PodPlacement(pod_uid=pod.uid, pod=name, node=NODE))
         self._shares[workload]["status"].setdefault("placements", []).append(placement)
         self.api.store.put(GPUSHARES, self._shares[workload])

@@ -214,7 +214,7 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     # The bind fence waits for this. An allocation that goes unnoticed leaves it at a look every ten seconds, so at
     # seven until the deadline.
     await until(api, lambda: kubelet.lists >= allocated + 8, "does not look for the allocation")
-    kubelet.held["shop/web"] = ids
+    kubelet.allocated["shop/web"] = ids
     await until(api, lambda: [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"], "not a tenant")
 
     node.connect(B, "uid-web")
@@ -313,7 +313,9 @@ async def test_it_is_small(node: Node) -> None:
     api = node.api
     for number in range(8):
         api.put(raw_pod(f"t{number}", A if number < 4 else B, phase="Running", share=25))
-        node.kubelet.held[f"shop/t{number}"] = list(device_ids(A if number < 4 else B)[25 * (number % 4) :][:25])
+        node.kubelet.allocated[f"shop/t{number}"] = list(
+            device_ids(A if number < 4 else B)[25 * (number % 4) :][:25]
+        )
     await until(
         api, lambda: api.statuses and [len(g.tenants) for g in api.statuses[-1].gpus] == [4, 4], "no tenants"
     )
@@ -330,7 +332,7 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
     api.put(raw_pod("good", A))
     api.put(raw_pod("bad", A, threads="lots"))
     api.put(raw_pod("elsewhere", A))
-    kubelet.held = {"shop/good": list(device_ids(A)[:25]), "shop/elsewhere": list(device_ids(B)[:25])}
+    kubelet.allocated = {"shop/good": list(device_ids(A)[:25]), "shop/elsewhere": list(device_ids(B)[:25])}
     # kubelet chose another GPU than decided: the annotation follows.
     await until(
         api, lambda: api.pods["elsewhere"]["metadata"]["annotations"][names.GPU] == B, "annotation not corrected"
@@ -373,7 +375,7 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
     api, kubelet = node.api, node.kubelet
     api.put(raw_pod("hit", A, phase="Running"))
     api.put(raw_pod("spared", B, phase="Running"))
-    kubelet.held = {"shop/hit": list(device_ids(A)[:25]), "shop/spared": list(device_ids(B)[:25])}
+    kubelet.allocated = {"shop/hit": list(device_ids(A)[:25]), "shop/spared": list(device_ids(B)[:25])}
     await until(api, lambda: api.statuses and all(g.tenants for g in api.statuses[-1].gpus), "no tenants")
     await until(api, lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
 
@@ -431,7 +433,7 @@ async def test_shared_gpus_are_exclusive_and_set_back_also_after_a_killed_agent(
 
     await asyncio.wait_for(kubelet.registered.get(), SOON)
     api.put(raw_pod("web", B, phase="Running"))
-    kubelet.held["shop/web"] = list(device_ids(B)[:25])
+    kubelet.allocated["shop/web"] = list(device_ids(B)[:25])
     await until(api, lambda: api.statuses and api.statuses[-1].gpus[1].tenants, "no tenant")
     assert modes() == [ComputeMode.DEFAULT] * 2, "off by default"
     assert await node.stop() == 0
@@ -453,7 +455,7 @@ async def test_shared_gpus_are_exclusive_and_set_back_also_after_a_killed_agent(
     assert modes() == shared, "the next agent knows the pods before it does anything"
     assert await node.stop(signal.SIGKILL) == -signal.SIGKILL
 
-    del kubelet.held["shop/web"]
+    del kubelet.allocated["shop/web"]
     api.remove("web")
     await node.start()
     await until(
@@ -461,7 +463,7 @@ async def test_shared_gpus_are_exclusive_and_set_back_also_after_a_killed_agent(
     )
 
     api.put(raw_pod("again", A, phase="Running"))
-    kubelet.held["shop/again"] = list(device_ids(A)[:25])
+    kubelet.allocated["shop/again"] = list(device_ids(A)[:25])
     await until(api, lambda: modes()[0] is ComputeMode.EXCLUSIVE_PROCESS, "not exclusive")
     assert await node.stop() == 0
     assert modes() == [ComputeMode.DEFAULT] * 2, "an orderly end sets everything back"

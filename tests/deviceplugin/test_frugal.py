@@ -86,5 +86,5 @@ def test_grpc_and_the_forecasters_process_do_not_disturb_each_other(short_path: 
     command = [sys.executable, "-c", FORK, str(short_path / "a.sock")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
     # gRPC may tell that the server's end closed its connection, as it did here.
-    said = [line for line in done.stderr.splitlines() if "Got goaway" not in line]
-    assert (done.returncode, said) == (0, [])
+    errors = [line for line in done.stderr.splitlines() if "Got goaway" not in line]
+    assert (done.returncode, errors) == (0, [])

@@ -71,8 +71,8 @@ def mixture(name: str, duties: dict[str, float]) -> float:
     """What a tenant makes when the others are stopped for part of the time, independently of each other."""
     sets: list[tuple[float, tuple[str, ...]]] = [(1.0, ())]
     for each, duty in duties.items():
-        sets = [s for w, there in sets for s in ((w * duty, (*there, each)), (w * (1 - duty), there))]
-    return sum(weight * made(name, there) for weight, there in sets if weight)
+        sets = [s for w, running in sets for s in ((w * duty, (*running, each)), (w * (1 - duty), running))]
+    return sum(weight * made(name, running) for weight, running in sets if weight)
 
 
 class Node:

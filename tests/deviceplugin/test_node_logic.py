@@ -216,9 +216,11 @@ class TestGates:
 
     def test_what_is_new_is_told_once_to_those_concerned(self) -> None:
         old = gate(gate_started_at=1.0)
-        held = HeldStatus(7, "u1", HoldReason.CLIENTS, 2.0)
+        waiting = HeldStatus(7, "u1", HoldReason.CLIENTS, 2.0)
         wrong = Mismatch(MismatchKind.STALE_CEILING, "u2", 8, "process 8 connected outside its turn")
-        new = gate(gate_started_at=1.0, faults=1, last_fault="illegal access", held=(held,), mismatches=(wrong,))
+        new = gate(
+            gate_started_at=1.0, faults=1, last_fault="illegal access", held=(waiting,), mismatches=(wrong,)
+        )
         told = notices(old, new, ["u1", "u2"])
         assert {(n.pod_uid, n.reason) for n in told} == {
             ("u1", "GpuFault"),

@@ -405,7 +405,7 @@ async def test_pod_resources_is_the_truth_and_annotations_follow_it(
 ) -> None:
     state.put_pod(make_pod("right", gpu=GPU_A))
     state.put_pod(make_pod("wrong", gpu=GPU_A))
-    kubelet.held = {
+    kubelet.allocated = {
         "shop/right": list(device_ids(GPU_A)[:25]),
         "shop/wrong": list(device_ids(GPU_B)[:25]),
         "shop/stranger": list(device_ids(GPU_B)[50:60]),
@@ -425,7 +425,7 @@ async def test_a_correction_that_fails_is_tried_again_and_counted_once(
     state: NodeState, kubelet: FakeKubelet
 ) -> None:
     state.put_pod(make_pod("wrong", gpu=GPU_A))
-    kubelet.held = {"shop/wrong": list(device_ids(GPU_B)[:25])}
+    kubelet.allocated = {"shop/wrong": list(device_ids(GPU_B)[:25])}
     corrections = Corrections(answer=False)
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
     reconciler = AllocationReconciler(state, source, corrections)
@@ -439,14 +439,14 @@ async def test_a_correction_that_fails_is_tried_again_and_counted_once(
 async def test_an_answer_larger_than_grpcs_default_is_read(kubelet: FakeKubelet) -> None:
     ids = [*device_ids(GPU_A)] * 1200
     assert sum(map(len, ids)) > 4 * 1024 * 1024
-    kubelet.held = {"shop/a": ids}
+    kubelet.allocated = {"shop/a": ids}
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
     assert await source.list() == {"shop/a": {GPU_A: len(ids)}}
 
 
 async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeState, kubelet: FakeKubelet) -> None:
     state.put_pod(make_pod("a", gpu=GPU_A))
-    kubelet.held = {"shop/a": list(device_ids(GPU_A)[:25])}
+    kubelet.allocated = {"shop/a": list(device_ids(GPU_A)[:25])}
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
     reconciler = AllocationReconciler(state, source, Corrections())
     await reconciler.reconcile()

@@ -128,11 +128,11 @@ def test_a_phase_seen_after_the_profile_was_written_is_published_and_then_rests(
 
 
 def test_an_agent_that_saw_only_the_other_work_publishes_it_beside_the_profile_it_read(cluster: Cluster) -> None:
-    here, there = cluster.agent(), cluster.agent()
+    here, other = cluster.agent(), cluster.agent()
     at_work(here, (TRAIN, 6))
     cluster.publish(here)
-    at_work(there, (STREAM, 6))
-    cluster.publish(there)
+    at_work(other, (STREAM, 6))
+    cluster.publish(other)
     assert cluster.kept is not None
     assert cluster.kept.as_counters() == TRAIN
     assert phases_of(cluster.agent()) == [TRAIN, STREAM]
@@ -163,11 +163,11 @@ def test_the_phase_that_was_read_back_becomes_the_usual_one_when_nothing_else_is
     here = cluster.agent()
     at_work(here, (TRAIN, 12), (TENSOR, 6))
     cluster.publish(here)
-    there = cluster.agent()
-    assert phases_of(there) == [TRAIN, TENSOR]
+    other = cluster.agent()
+    assert phases_of(other) == [TRAIN, TENSOR]
     for _ in range(200):
-        there.saw(POD, H200, 1, 5.0)
-    cluster.publish(there)
+        other.saw(POD, H200, 1, 5.0)
+    cluster.publish(other)
     assert cluster.kept is not None
     assert (cluster.kept.revision, cluster.kept.as_counters()) == (1, TENSOR)
     assert phases_of(here)[0] == TENSOR
@@ -194,8 +194,8 @@ def test_a_gpushare_of_before_and_one_that_the_api_server_stripped_of_phases_cha
 def test_agents_come_to_rest_and_know_the_same_few_phases(spans: list[tuple[int, Counters, int]]) -> None:
     cluster = Cluster()
     agents = (cluster.agent(), cluster.agent())
-    for which, counters, windows in spans:
-        at_work(agents[which], (counters, windows))
+    for number, counters, windows in spans:
+        at_work(agents[number], (counters, windows))
         cluster.publish(*agents)
     for _ in range(4):
         cluster.publish(*agents)

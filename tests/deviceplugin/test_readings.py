@@ -58,7 +58,7 @@ class Gpu:
         self.idle: set[str] = set()
         self.gone: set[str] = set()
         self.broken: set[str] = set()
-        self.held = False
+        self.is_held = False
         self._asked: dict[str, tuple[float, float]] = {}  # when, until
         self.stopped_seconds: dict[str, list[float]] = {}
         self._sum: dict[str, float] = {}
@@ -70,11 +70,11 @@ class Gpu:
         self.word = ThrottleStatus()
 
     def hold(self, uuid: str) -> None:
-        assert (uuid, self.held) == (GPU_A, False)
-        self.held = True
+        assert (uuid, self.is_held) == (GPU_A, False)
+        self.is_held = True
 
     def release(self, uuid: str) -> None:
-        self.held = False
+        self.is_held = False
 
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
         now = self.clock()
@@ -105,7 +105,7 @@ class Gpu:
         return self.word
 
     async def sample_now(self, uuid: str) -> GpuSample:
-        assert self.held
+        assert self.is_held
         seconds = self.clock() - self._read_at
         counters = Counters(**{name: self._sum.get(name, 0.0) / seconds for name in DRAWS["new"].as_dict()})
         self._sum, self._read_at = {}, self.clock()
@@ -340,7 +340,7 @@ async def test_a_host_that_does_not_stop_them_in_time_gives_nothing(bench: Bench
     counts = bench.readings.counts[GPU_A]
     assert counts.failed == counts.taken > 0
     assert bench.of("new") is None
-    assert not bench.gpu.held
+    assert not bench.gpu.is_held
 
 
 async def test_a_neighbour_that_comes_or_goes_meanwhile_spoils_the_reading(bench: Bench) -> None:

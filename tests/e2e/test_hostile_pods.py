@@ -186,9 +186,9 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     flood["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
     stage.start(flood)
     stage.says("flood", "begun")
-    held = stage.told("flood", "waits at the gate")
-    assert "TooManyConnections" in held
-    told("A process waits and says nothing", held)
+    message = stage.told("flood", "waits at the gate")
+    assert "TooManyConnections" in message
+    told("A process waits and says nothing", message)
     for number in range(2):
         stage.newcomer(f"beside-flood-{number}")
 

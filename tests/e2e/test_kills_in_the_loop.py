@@ -207,9 +207,9 @@ def test_whoever_is_killed_in_the_loop_nobody_stays_frozen_and_it_ends_in_the_sa
     (staying,) = SHARES.keys() - {leaving}
     pair.kill_operator()
     assert ("until" in intent, intent["podUid"]) == (False, pair.uids[leaving])
-    held = only_pod(pair.space, leaving)
-    assert held is not None
-    assert held["metadata"]["uid"] == pair.uids[leaving], "the budget holds it"
+    kept = only_pod(pair.space, leaving)
+    assert kept is not None
+    assert kept["metadata"]["uid"] == pair.uids[leaving], "the budget holds it"
     pair.cluster.kubectl("-n", pair.space.name, "delete", "poddisruptionbudget", leaving)
 
     def evicted() -> bool:

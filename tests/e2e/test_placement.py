@@ -36,11 +36,11 @@ def described(pods: list[dict]) -> str:
     for pod in pods:
         metadata, status = pod["metadata"], pod["status"]
         notes = metadata.get("annotations") or {}
-        said = [notes.get("gpushare.io/gpu"), notes.get("gpushare.io/decided-at"), status.get("phase")]
-        said += [status.get("reason"), status.get("message"), status.get("startTime")]
-        said.append(metadata.get("deletionTimestamp"))
+        facts = [notes.get("gpushare.io/gpu"), notes.get("gpushare.io/decided-at"), status.get("phase")]
+        facts += [status.get("reason"), status.get("message"), status.get("startTime")]
+        facts.append(metadata.get("deletionTimestamp"))
         if pod["spec"].get("nodeName"):
-            lines.append(" ".join([metadata["name"], pod["spec"]["nodeName"], *map(str, said)]))
+            lines.append(" ".join([metadata["name"], pod["spec"]["nodeName"], *map(str, facts)]))
     return "\n".join(sorted(lines))
 
 
@@ -71,10 +71,10 @@ def test_a_pod_that_fits_nowhere_says_how_much_is_free_where_and_starts_when_roo
     space.running("a", "b")
     space.create(space.tenant("waits", "0.5", command=SAY_GPU))
 
-    def said() -> str | None:
+    def message_of_event() -> str | None:
         return next((event for event in space.events("waits") if "free" in event), None)
 
-    message = wait_for("an event about what is free", said, seconds=30)
+    message = wait_for("an event about what is free", message_of_event, seconds=30)
     assert "needs 50 percent of one GPU, the freest has 30 percent free" in message, message
     assert told("The pod waits", message) == "needs 60% of one GPU, the freest has 25% free"
     assert space.get("waits")["status"]["phase"] == "Pending"

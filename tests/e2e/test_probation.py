@@ -209,10 +209,10 @@ def test_an_unknown_workload_has_an_empty_gpu_to_itself_for_a_minute_then_phases
     space.create(first)
     space.running("mixed-a")
     space.create(second)
-    said = event(space, "mixed-b", "could keep only")
-    figures = re.search(r"could keep only (0\.\d+) of its speed alone, (0\.\d+) is promised", said)
-    assert figures is not None, said
-    troubles.told("The pod waits", said)
+    message = event(space, "mixed-b", "could keep only")
+    figures = re.search(r"could keep only (0\.\d+) of its speed alone, (0\.\d+) is promised", message)
+    assert figures is not None, message
+    troubles.told("The pod waits", message)
     assert float(figures[1]) < float(figures[2])
     assert figures[0] in explained(space, "mixed-b")
     assert "several kinds of work in turn; promised and predicted is what the worst" in explained(space, "mixed-a")

@@ -97,13 +97,13 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
         conditions = share_status(space, "deployment-leaving").get("conditions", [])
         return next((each for each in conditions if each["type"] == "RetractionRefused"), None)
 
-    said = wait_for("the refusal in the GpuShare", refused, seconds=240)
-    assert said["reason"] == "DisruptionBudget"
-    assert {said["type"], said["reason"]} <= words("A promise is broken, and nobody is throttled")
-    assert "disruption budget" in said["message"]
-    held = only_pod(space, "leaving")
-    assert held is not None
-    assert held["metadata"]["uid"] == new["metadata"]["uid"]
+    condition = wait_for("the refusal in the GpuShare", refused, seconds=240)
+    assert condition["reason"] == "DisruptionBudget"
+    assert {condition["type"], condition["reason"]} <= words("A promise is broken, and nobody is throttled")
+    assert "disruption budget" in condition["message"]
+    kept = only_pod(space, "leaving")
+    assert kept is not None
+    assert kept["metadata"]["uid"] == new["metadata"]["uid"]
 
     # 3. The budget goes: the pod leaves, and its successor waits rather than go there again.
     cluster.kubectl("-n", space.name, "delete", "poddisruptionbudget", "leaving")

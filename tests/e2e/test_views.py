@@ -37,11 +37,11 @@ def test_top_shows_a_tenant_as_it_was_decided_and_a_waiting_one(space: Namespace
 
 def test_a_plan_says_where_the_scheduler_then_puts_a_pod(space: Namespace, cluster: Cluster, tmp_path: Path):
     space.create(space.tenant("there", "0.4"))
-    (there,) = space.running("there")
+    (present,) = space.running("there")
     gpushare(cluster, "snapshot", "-o", str(tmp_path / "snapshot"))
     rows = list(csv.DictReader((tmp_path / "snapshot" / "pods.csv").open()))
     [row] = [row for row in rows if row["name"] == f"{space.name}/there"]
-    assert (row["gpu_milli"], row["node"]) == ("400", there["spec"]["nodeName"])
+    assert (row["gpu_milli"], row["node"]) == ("400", present["spec"]["nodeName"])
     pods = [space.tenant("small", "0.3"), space.tenant("large", "0.8")]
     manifest = tmp_path / "pods.json"
     manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
@@ -50,7 +50,7 @@ def test_a_plan_says_where_the_scheduler_then_puts_a_pod(space: Namespace, clust
     space.create(*pods)
     placed = {pod["metadata"]["name"]: [decided(pod)[0]] for pod in space.running("small", "large")}
     assert placed == planned
-    assert planned["small"] == [decided(there)[0]] != planned["large"]
+    assert planned["small"] == [decided(present)[0]] != planned["large"]
 
 
 def test_a_gpushare_appears_for_the_owner_and_goes_with_it(space: Namespace, cluster: Cluster):

@@ -71,7 +71,7 @@ class FakeCluster(FakeApi):
     ) -> dict[str, Any]:
         """Create a pending pod as admission leaves it."""
         units = limit if limit is not None else int(float(fraction) * 100)
-        said = {"gpushare.io/fraction": fraction} | {
+        asked = {"gpushare.io/fraction": fraction} | {
             f"gpushare.io/{key}": text for key, text in annotations.items()
         }
         pod = {
@@ -80,7 +80,7 @@ class FakeCluster(FakeApi):
                 "namespace": "default",
                 "uid": f"uid-{name}-{next(self._uids)}",
                 "labels": {"gpushare.io/managed": "true"},
-                "annotations": said,
+                "annotations": asked,
             },
             "spec": {
                 "schedulerName": "gpushare-scheduler",
@@ -193,7 +193,7 @@ class Served:
         """Names of pods with the GPUs they hold."""
         names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.cluster.objects[PODS].values()}
         reservations = self.extender.ledger.state.reservations
-        return {names.get(uid, uid): held.placement.gpu_uuids for uid, held in reservations.items()}
+        return {names.get(uid, uid): reservation.placement.gpu_uuids for uid, reservation in reservations.items()}
 
 
 @contextlib.asynccontextmanager

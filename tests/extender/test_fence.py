@@ -124,7 +124,7 @@ async def test_a_node_where_binding_would_wait_is_avoided_while_others_fit(runni
 
     async def scores(name, nodes=("n1", "n2")):
         body = {"Pod": cluster.pod(name), "NodeNames": list(nodes)}
-        return {said["Host"]: said["Score"] for said in await running.post("prioritize", body)}
+        return {scored["Host"]: scored["Score"] for scored in await running.post("prioritize", body)}
 
     assert await scores("b") == {"n1": 0, "n2": 10}  # n1 is the better fit, but b would go to its other GPU
     assert (await running.filter("b"))["NodeNames"] == ["n2"]
@@ -147,8 +147,8 @@ async def test_a_node_far_down_the_list_can_be_one_where_binding_would_wait(clus
         assert await running.bind("a", "n4") == ""
         assert "n4" not in (await running.filter("b"))["NodeNames"]
         body = {"Pod": cluster.pod("b"), "NodeNames": ["n3", "n4"]}
-        said = {one["Host"]: one["Score"] for one in await running.post("prioritize", body)}
-        assert said == {"n3": 10, "n4": 0}
+        scores = {one["Host"]: one["Score"] for one in await running.post("prioritize", body)}
+        assert scores == {"n3": 10, "n4": 0}
 
 
 async def test_equal_pods_asked_for_in_a_row_are_sent_to_different_nodes(running):

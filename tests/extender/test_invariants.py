@@ -69,9 +69,9 @@ def check(cluster, running):
     assert all(total <= 100 for total in share.values()), share
     assert all(total <= MEMORY_MIB for total in memory.values()), memory
     assert all(count <= 48 for count in tenants.values()), tenants
-    held = Counter(gpu for gpus in running.held().values() for gpu in gpus)
+    reserved = Counter(gpu for gpus in running.held().values() for gpu in gpus)
     for gpu, count in tenants.items():
-        assert held[gpu] >= count, f"a tenant of {gpu} is not counted"
+        assert reserved[gpu] >= count, f"a tenant of {gpu} is not counted"
 
 
 async def carry_out(cluster):
@@ -98,10 +98,10 @@ async def play(steps, make_cluster, serve_cluster):
                     pod = cluster.make_pod(names[-1], fraction, limit=int(float(fraction) * 100), **extra)
                     cluster.put(PODS, pod | {"status": {"phase": "Pending", "conditions": [SHORT]}})
                 case ("bind", picks, node) if names:
-                    there = {names[i % len(names)] for i in picks} & {
+                    pods = {names[i % len(names)] for i in picks} & {
                         pod["metadata"]["name"] for pod in cluster.objects[PODS].values()
                     }
-                    await asyncio.gather(*(running.bind(name, node) for name in sorted(there)))
+                    await asyncio.gather(*(running.bind(name, node) for name in sorted(pods)))
                 case ("fail", how, get_too):
                     cluster.bind_fails.append(how)
                     cluster.get_fails = ["away"] if get_too else []
@@ -153,8 +153,8 @@ async def play(steps, make_cluster, serve_cluster):
         await stack.aclose()
         stack = contextlib.AsyncExitStack()
         running = await stack.enter_async_context(serve_cluster(cluster))
-        held = Counter(gpu for gpus in running.held().values() for gpu in gpus)
-        assert held == truth(cluster)[2]
+        reserved = Counter(gpu for gpus in running.held().values() for gpu in gpus)
+        assert reserved == truth(cluster)[2]
     finally:
         await stack.aclose()
 

@@ -176,8 +176,8 @@ async def test_explain_names_the_gpu_and_who_has_to_leave(full: Any, cluster: An
     [(_, (uuid,))] = await keep(full)
     leaves = next(pod for pod, gpus in full.held().items() if gpus == (uuid,))
     found, facts = explanation_of(objects_of(cluster, Settings("bestfit")), cluster.pod("large"), [])
-    [said] = [line for line in why_there(found, facts) if "kept" in line]
-    assert f"is kept for it until default/{leaves} has left" in said
+    [sentence] = [line for line in why_there(found, facts) if "kept" in line]
+    assert f"is kept for it until default/{leaves} has left" in sentence
     assert as_record(found, facts)["kept"]["leaving"] == [f"default/{leaves}"]
 
 

@@ -38,7 +38,7 @@ async def preempt(running, name, victims, violations=0):
     }
     answer = (await running.post("preempt", body))["NodeNameToMetaVictims"]
     names = {uid: pod for pod, uid in uids.items()}
-    return {node: [names.get(p["UID"], p["UID"]) for p in said["Pods"]] for node, said in answer.items()}
+    return {node: [names.get(p["UID"], p["UID"]) for p in proposed["Pods"]] for node, proposed in answer.items()}
 
 
 async def test_victims_that_free_a_gpu_stand(full):

@@ -49,14 +49,14 @@ class Cluster:
         self.ledger.gpunode_changed(Change.MODIFIED, node, reduce_gpunode(obj))
 
     def make(self, name: str, owner: str = "", fraction: str = "0.25", **annotations: str) -> PodView:
-        said = {names.FRACTION: fraction} | {f"gpushare.io/{key}": text for key, text in annotations.items()}
+        asked = {names.FRACTION: fraction} | {f"gpushare.io/{key}": text for key, text in annotations.items()}
         references = [{"kind": "Job", "name": owner, "uid": f"uid-{owner}", "controller": True}] if owner else []
         self.pods[name] = {
             "metadata": {
                 "name": name,
                 "namespace": "default",
                 "uid": f"uid-{name}",
-                "annotations": said,
+                "annotations": asked,
                 "ownerReferences": references,
             },
             "spec": {},

@@ -15,8 +15,8 @@ def test_host_priority_list():
     state = state_of("a", "much-longer", 'q"x')
     texts = NodeTexts(state)
     rows = np.array([state.row(name) for name in ("much-longer", "a", 'q"x')])
-    said = orjson.loads(texts.priorities(rows, np.array([0, 10, 7])))
-    assert said == [
+    answer = orjson.loads(texts.priorities(rows, np.array([0, 10, 7])))
+    assert answer == [
         {"Host": "much-longer", "Score": 0},
         {"Host": "a", "Score": 10},
         {"Host": 'q"x', "Score": 7},

@@ -61,10 +61,10 @@ def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
         found = share_of(asked.labels, (*asked.owner_uids, asked.uid), shares.values())
         anything = any(share.status.profile is not None for share in shares.values())
         expected = f"default/{found.name}" if found is not None and anything else None
-        said = known.of(asked)
-        assert (said.name if said else None) == expected
-        if said is not None:
-            assert said.key.split("@")[0] == (expected if found.status.profile is not None else "")
+        workload = known.of(asked)
+        assert (workload.name if workload else None) == expected
+        if workload is not None:
+            assert workload.key.split("@")[0] == (expected if found.status.profile is not None else "")
 
 
 def test_only_a_new_profile_or_tolerance_is_news():
@@ -101,8 +101,8 @@ async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(r
     assert filler["metadata"]["uid"] in running.extender.ledger.state.reservations
     victims = {"n1": {"Pods": [], "NumPDBViolations": 0}}
     asked = {"Pod": cluster.pod("b") | {"spec": cluster.pod("b")["spec"] | {"priority": 5}}}
-    said = await running.post("preempt", asked | {"NodeNameToMetaVictims": victims})
-    assert len(said["NodeNameToMetaVictims"]["n1"]["Pods"]) == 1, (
+    answer = await running.post("preempt", asked | {"NodeNameToMetaVictims": victims})
+    assert len(answer["NodeNameToMetaVictims"]["n1"]["Pods"]) == 1, (
         "one leaves: the neighbour, or the whole GPU's pod"
     )
     cluster.put(GPUSHARES, gpushare("a", owner=cluster.pod("a")["metadata"]["uid"], max_slowdown=900.0))

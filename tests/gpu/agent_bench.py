@@ -145,7 +145,7 @@ class NodeAgent:
         """A pod appears or changes, and kubelet gave it these device ids."""
         self._call(self.api.put, pod)
         if ids:
-            self.kubelet.held[f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"] = list(ids)
+            self.kubelet.allocated[f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"] = list(ids)
 
     def admit(self, pod: dict[str, Any], ids: Sequence[str]) -> None:
         """A pod is bound, its container is given its ids by the plugin as kubelet would ask for them, and runs."""
@@ -161,7 +161,7 @@ class NodeAgent:
 
     def remove(self, name: str) -> None:
         """A pod is gone."""
-        self.kubelet.held.pop(f"shop/{name}", None)
+        self.kubelet.allocated.pop(f"shop/{name}", None)
         self._call(self.api.remove, name)
 
     def gpu(self, uuid: str) -> GpuStatus | None:

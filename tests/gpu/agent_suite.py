@@ -222,7 +222,7 @@ def _watch(
         remember()
     started, cpu = time.monotonic(), cpu_seconds(node.pid)
     counted = {program: rate_file(work / program) for program in TENANTS}
-    said: dict[str, list[float]] = {}
+    inferred: dict[str, list[float]] = {}
     result: dict[str, Any] = {
         "python": sys.version.split()[0],
         "cores": len(os.sched_getaffinity(0)),
@@ -232,7 +232,7 @@ def _watch(
         time.sleep(min(10.0, minutes * 60 - seconds))
         remember()
         for pod, value in node.figures("gpushare_pod_progress_ratio").items():
-            said.setdefault(pod.replace("-", "_"), []).append(value)
+            inferred.setdefault(pod.replace("-", "_"), []).append(value)
         seconds = time.monotonic() - started
         result |= {
             "minutes": seconds / 60,
@@ -243,7 +243,7 @@ def _watch(
         keep(result)
     result["progress"] = {
         program: {
-            "inferred": sum(said[program]) / len(said[program]) if program in said else None,
+            "inferred": sum(inferred[program]) / len(inferred[program]) if program in inferred else None,
             "measured": rate_between(counted[program], rate_file(work / program), alone.get(program)),
         }
         for program in TENANTS

@@ -60,17 +60,17 @@ class ChartBench:
 
     def cuda(self, mode: str, seconds: float, mib: int = 0, env: Mapping[str, str] | None = None) -> list[str]:
         """The command of a CUDA program."""
-        said = [f"--env={key}={value}" for key, value in (env or {}).items()]
+        variables = [f"--env={key}={value}" for key, value in (env or {}).items()]
         program = HERE / ("chart_twin_tenant.py" if self.simulated else "cuda_tenant.py")
         # as an argument: a volume would delay the pod's start
-        return [self.plain_python, "-c", program.read_text(), mode, str(seconds), str(mib), *said]
+        return [self.plain_python, "-c", program.read_text(), mode, str(seconds), str(mib), *variables]
 
     def torch(self, program: str, seconds: float, env: Mapping[str, str] | None = None) -> list[str]:
         """The command of a PyTorch program of programs.py."""
         if self.simulated:
             return self.cuda("run", seconds, 512, env)
-        said = [f"--env={key}={value}" for key, value in (env or {}).items()]
-        return [self.python, "/programs/torch_tenant.py", program, str(seconds), *said]
+        variables = [f"--env={key}={value}" for key, value in (env or {}).items()]
+        return [self.python, "/programs/torch_tenant.py", program, str(seconds), *variables]
 
     def pod(
         self,

@@ -128,9 +128,9 @@ def missed(details: object) -> bool:
 def summary(results: list[Details]) -> str:
     """The results in a sentence."""
     by_outcome = {kind: [row["step"] for row in results if outcome(row) is kind] for kind in Outcome}
-    held = len(by_outcome[Outcome.HOLDS]) + len(by_outcome[Outcome.BAR_MISSED])
+    kept = len(by_outcome[Outcome.HOLDS]) + len(by_outcome[Outcome.BAR_MISSED])
     return (
-        f"{held} of {len(results)} steps hold; bar missed: {by_outcome[Outcome.BAR_MISSED] or 'none'}; "
+        f"{kept} of {len(results)} steps hold; bar missed: {by_outcome[Outcome.BAR_MISSED] or 'none'}; "
         f"failed: {by_outcome[Outcome.FAILS] or 'none'}"
     )
 

@@ -95,9 +95,9 @@ class Cuda:
             say("error", what=name, code=code, error=(text.value or b"").decode())
             sys.exit(1)
 
-    def attribute(self, which: int) -> int:
+    def attribute(self, number: int) -> int:
         found = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(found), which, self._device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(found), number, self._device)
         return found.value
 
     def gpus(self) -> list[str]:

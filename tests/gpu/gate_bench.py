@@ -92,8 +92,8 @@ class Tenant:
                 left = deadline - time.time()
                 ended = self.process.poll() is not None and left < timeout - 1
                 if left <= 0 or ended:
-                    said = f"exit status {self.process.poll()}: {self.events[-3:]} {self.noise[-3:]}"
-                    raise RuntimeError(f"no {name} of {self.pod} within {timeout} s, {said}")
+                    state = f"exit status {self.process.poll()}: {self.events[-3:]} {self.noise[-3:]}"
+                    raise RuntimeError(f"no {name} of {self.pod} within {timeout} s, {state}")
                 self._news.wait(min(left, 0.5))
             return event
 
@@ -189,8 +189,8 @@ class Bench:
     def describe(self) -> str:
         with contextlib.suppress(Exception):
             s = self.status()
-            held = [(h.pod_uid and h.pod_uid[-4:], str(h.reason)) for h in s.held]
-            return f"state {s.state} {s.detail} clients {len(s.clients)} held {held[:6]} turns {s.turns}"
+            waiting = [(h.pod_uid and h.pod_uid[-4:], str(h.reason)) for h in s.held]
+            return f"state {s.state} {s.detail} clients {len(s.clients)} held {waiting[:6]} turns {s.turns}"
         return "no status"
 
     def until_active(self, timeout: float = 60) -> float:
@@ -229,8 +229,8 @@ class Bench:
             self.agent.admit(pod, ids_of(self.gpu.uuid, number, AGENTS_SHARE))
         else:
             self.agent.put(pod)
-        said = replace(self.decisions[uid], clients=clients_of(AGENTS_SHARE))
-        self.until(lambda: self._decided().get(uid) == said, 30, f"the agent's decision for {uid}")
+        expected = replace(self.decisions[uid], clients=clients_of(AGENTS_SHARE))
+        self.until(lambda: self._decided().get(uid) == expected, 30, f"the agent's decision for {uid}")
         return uid
 
     def forget_decisions(self) -> None:

@@ -140,7 +140,7 @@ def server_killed(b: Bench) -> dict[str, Any]:
 def keeper_killed(b: Bench) -> dict[str, Any]:
     tenants = _three(b)
     before = b.status()
-    held = b.spawn(pod_uid(413), "run", 5, 64)
+    undecided = b.spawn(pod_uid(413), "run", 5, 64)
     b.until(lambda: any(h.reason is HoldReason.NO_DECISION for h in b.status().held), START, "one held")
     os.kill(before.gate_pid, signal.SIGKILL)
     hit = time.time()
@@ -151,7 +151,7 @@ def keeper_killed(b: Bench) -> dict[str, Any]:
     low, high = sms_at(b, 20)
     must(low <= sms <= high, f"a client that came meanwhile saw {sms} SMs")
     b.decide(413, 20, 2048)
-    context = held.wait("context", START)
+    context = undecided.wait("context", START)
     must(low <= context["sms"] <= high, f"the client held across the restart saw {context['sms']} SMs: it escaped")
     must(all(t.is_running for t in tenants), "a tenant ended")
     must(b.status().daemon_pid == before.daemon_pid, "another daemon")
@@ -302,14 +302,14 @@ def many_faults(b: Bench, count: int, seconds: float) -> dict[str, Any]:
         tenant.end()
         probe.end()
     b.clear()
-    said = word.summary()
+    agent_summary = word.summary()
     left = _our_processes() - pids_before
     must(b.state() is GateState.ACTIVE, "not ACTIVE at the end")
     return {
         "faults": done,
         "together": sum(done.values()),
         "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},
-        "agent": said,
+        "agent": agent_summary,
         "status": b.describe(),
         "processes_more_than_before": left,
     }

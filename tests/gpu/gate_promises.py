@@ -160,20 +160,20 @@ def burst(b: Bench) -> dict[str, Any]:
 def cap_of_the_pod(b: Bench) -> dict[str, Any]:
     """Five processes of one 20% pod: one at a time has its 20%; three that it names have 20% together."""
     rows: dict[str, Any] = {}
-    for number, named, together in ((40, 1, 1), (41, 3, 3)):
+    for number, named, at_once in ((40, 1, 1), (41, 3, 3)):
         uid = b.decide(number, 20, 8192, processes=named)
         five = [b.spawn(uid, "run", 600, 64, env=ASKS_FOR_ALL if i % 2 else {}) for i in range(5)]
-        b.until(lambda five=five, n=together: len(_contexts(five)) == n, 2 * START, f"{together} in")
-        b.until(lambda n=together: _cap_in_use(b) == 5 - n, START, "the others held, and told why")
+        b.until(lambda five=five, n=at_once: len(_contexts(five)) == n, 2 * START, f"{at_once} in")
+        b.until(lambda n=at_once: _cap_in_use(b) == 5 - n, START, "the others held, and told why")
         time.sleep(2)
         sms = _contexts(five)
-        must(len(sms) == together, f"{len(sms)} contexts of a pod that named {named} processes")
+        must(len(sms) == at_once, f"{len(sms)} contexts of a pod that named {named} processes")
         must(sum(sms) <= sms_at(b, 20)[1], f"{sms} SMs under a cap of 20%")
         percent = sum(c.thread_percentage or 0 for c in b.status().clients if c.pod_uid == uid)
         must(percent == 20, f"ceilings of {percent}% in all")
         first = next(tenant for tenant in five if tenant.find("context"))
         os.killpg(first.process.pid, signal.SIGKILL)
-        entered = b.until(lambda five=five, n=together: len(_contexts(five)) == n + 1, START, "the next one in")
+        entered = b.until(lambda five=five, n=at_once: len(_contexts(five)) == n + 1, START, "the next one in")
         rows[f"{named} named"] = {"sms": sms, "next_in_s": entered, "its_sms": _contexts(five)}
         b.clear()
     return rows
@@ -184,7 +184,7 @@ def _contexts(tenants: list[Tenant]) -> list[int]:
 
 
 def _cap_in_use(b: Bench) -> int:
-    return sum(held.reason is HoldReason.POD_CAP for held in b.status().held)
+    return sum(waiting.reason is HoldReason.POD_CAP for waiting in b.status().held)
 
 
 def two_processes(b: Bench) -> dict[str, Any]:
@@ -225,9 +225,9 @@ def exhausted(b: Bench) -> dict[str, Any]:
     filled = first.wait("filled", START)["mib"]
     second = b.spawn(uid, "run", 5, 256)
     b.until(lambda: second.find("error") is not None or second.find("alloc") is not None, START, "an answer")
-    said = second.find("error") or second.find("alloc")
-    must(bool(said) and not said.get("ok", False), f"it got memory: {said}")
-    return {"first_mib": filled, "second": said, "used_mib": used_mib_by_pod(b).get(uid)}
+    refusal = second.find("error") or second.find("alloc")
+    must(bool(refusal) and not refusal.get("ok", False), f"it got memory: {refusal}")
+    return {"first_mib": filled, "second": refusal, "used_mib": used_mib_by_pod(b).get(uid)}
 
 
 def new_decision(b: Bench) -> dict[str, Any]:

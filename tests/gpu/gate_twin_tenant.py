@@ -79,9 +79,9 @@ def main() -> int:
         elif mib and mode != "late":
             allocate(context, mib)
         if mode == "contexts":
-            held = contexts(2, mib)
+            created = contexts(2, mib)
             time.sleep(seconds)
-            return len(held) - 2
+            return len(created) - 2
         start, done = time.time(), False
         while time.time() - start < seconds:
             if mode == "long":

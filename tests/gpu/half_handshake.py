@@ -180,10 +180,10 @@ def garbage(daemon: Daemon) -> dict[str, Any]:
     return {}
 
 
-def _completed(daemon: Daemon, *said: bytes, reads: bool = False, asks: bool = True) -> dict[str, Any]:
+def _completed(daemon: Daemon, *packets: bytes, reads: bool = False, asks: bool = True) -> dict[str, Any]:
     """Nobody speaks for a second, the daemon is asked meanwhile; then the holder of a duplicate says this."""
-    held = request_server(daemon.pipe / "control", 5)
-    held.settimeout(1)
+    duplicate = request_server(daemon.pipe / "control", 5)
+    duplicate.settimeout(1)
     asking: list[dict[str, Any]] = []
     asker = threading.Thread(target=lambda: asking.append(daemon.ask(f"get_client_list {daemon.server}", 4)))
     if asks:
@@ -192,19 +192,19 @@ def _completed(daemon: Daemon, *said: bytes, reads: bool = False, asks: bool = T
     result: dict[str, Any] = {"read": []}
     at = time.monotonic()
     if reads:
-        result["read"].append(_read(held))
-    for word in said:
-        held.send(word)
-    result["read"].append(_read(held))
-    held.close()
+        result["read"].append(_read(duplicate))
+    for word in packets:
+        duplicate.send(word)
+    result["read"].append(_read(duplicate))
+    duplicate.close()
     if asks:
         asker.join()
     return {**result, "asked_meanwhile": asking, "answered_after_s": round(time.monotonic() - at, 3)}
 
 
-def _read(held: socket.socket) -> str:
+def _read(duplicate: socket.socket) -> str:
     try:
-        data, descriptors, _, _ = socket.recv_fds(held, MAX_PACKET, 8)
+        data, descriptors, _, _ = socket.recv_fds(duplicate, MAX_PACKET, 8)
     except OSError as error:
         return f"{type(error).__name__}: {error}"
     files = [_file_of(each) for each in descriptors]
@@ -237,10 +237,10 @@ def replayed(daemon: Daemon) -> dict[str, Any]:
     """The words that a CUDA program was seen to say first, said by us."""
     seen = words(daemon)
     first = [line.partition("server > ")[2].split(" ") for line in seen["words"] if "server > " in line]
-    said = [bytes.fromhex(parts[1]) for parts in first if parts[0].isdigit() and 0 < int(parts[0]) <= 48]
-    seen["said"] = [word.hex() for word in said]
-    if said:
-        seen |= _completed(daemon, said[0])
+    packets = [bytes.fromhex(parts[1]) for parts in first if parts[0].isdigit() and 0 < int(parts[0]) <= 48]
+    seen["said"] = [word.hex() for word in packets]
+    if packets:
+        seen |= _completed(daemon, packets[0])
     return seen
 
 

@@ -276,56 +276,56 @@ def play(stage: Stage, scene: Scene, rates: Mapping[str, float], seconds: float,
     agent = stage.bench.agent
     assert agent is not None
     told = len(agent.api.events)
-    cast: list[Job] = []
+    jobs: list[Job] = []
     try:
         for number, role in enumerate(sorted(scene.roles, key=lambda each: each.joins), first):
             if role.joins:  # from when those before it count
-                wait_until(lambda: all(len(job.counts) > 1 for job in cast), 120, "everyone before counting")
+                wait_until(lambda: all(len(job.counts) > 1 for job in jobs), 120, "everyone before counting")
                 time.sleep(role.joins)
-            cast.append(stage.start(role, number))
-        newest = cast[-1]
+            jobs.append(stage.start(role, number))
+        newest = jobs[-1]
         wait_until(lambda: len(newest.counts) > 1, 120, "the newcomer counting")
         time.sleep(seconds)
         end = time.monotonic()
         joined = newest.counts[0][0]
         return {
             "scene": scene.name,
-            "jobs": [{**asdict(job.role), "pod": job.pod} for job in cast],
+            "jobs": [{**asdict(job.role), "pod": job.pod} for job in jobs],
             "newcomer_at": joined - begin,
-            "series": series(stage, cast, rates, begin, end),
+            "series": series(stage, jobs, rates, begin, end),
             "counters": [{**c, "at": c["at"] - begin} for c in stage.counters if begin <= c["at"] <= end],
-            "counts": {job.role.program: [(at - begin, count) for at, count in job.counts] for job in cast},
-            "restored": {job.role.program: restored(stage, job, rates, joined, end) for job in cast[:-1]},
+            "counts": {job.role.program: [(at - begin, count) for at, count in job.counts] for job in jobs},
+            "restored": {job.role.program: restored(stage, job, rates, joined, end) for job in jobs[:-1]},
             "events": [
                 {"reason": event["reason"], "pod": event["regarding"]["name"], "note": event.get("note", "")}
                 for event in agent.api.events[told:]
             ],
         }
     finally:
-        for job in reversed(cast):
+        for job in reversed(jobs):
             if job in stage.jobs:
                 stage.end(job)
 
 
 def series(
-    stage: Stage, cast: Sequence[Job], rates: Mapping[str, float], begin: float, end: float
+    stage: Stage, jobs: Sequence[Job], rates: Mapping[str, float], begin: float, end: float
 ) -> list[dict[str, Any]]:
     """Each second of a scene: true and inferred progress, promise and throttle of each job."""
     rows = []
     at = begin
     while at <= end:
-        said = next((each for each in reversed(stage.seen) if each["at"] <= at), None)
+        seen = next((each for each in reversed(stage.seen) if each["at"] <= at), None)
         rows.append(
             {
                 "at": round(at - begin, 2),
                 "jobs": {
                     job.role.program: {
                         "true": progress(job, rates, at),
-                        "inferred": said and said[PROGRESS].get(job.pod),
-                        "promise": said and said[PROMISE].get(job.pod),
-                        "throttle": said and said[THROTTLE].get(job.pod),
+                        "inferred": seen and seen[PROGRESS].get(job.pod),
+                        "promise": seen and seen[PROMISE].get(job.pod),
+                        "throttle": seen and seen[THROTTLE].get(job.pod),
                     }
-                    for job in cast
+                    for job in jobs
                 },
             }
         )

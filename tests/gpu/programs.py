@@ -177,16 +177,16 @@ _ending: list[int] = []  # the signal that asked for the end
 
 def run(step: Step, duration: float, rate_file: Path | None = None) -> tuple[int, float]:
     """Iterations and the seconds that they took."""
-    started = said = time.monotonic()
+    started = reported = time.monotonic()
     count = 0
     while (now := time.monotonic()) - started < duration and not _ending:
         step()
         count += 1
         if count % 20 == 0:  # a full launch queue would hide the rate
             torch.cuda.synchronize()
-        if rate_file and now - said >= 0.25:
+        if rate_file and now - reported >= 0.25:
             rate_file.write_text(f"{now} {count}\n")
-            said = now
+            reported = now
     torch.cuda.synchronize()
     return count, time.monotonic() - started
 

@@ -70,7 +70,7 @@ class Processes:
     def __init__(self, names: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.names = names
         self._running: dict[Tenant, subprocess.Popen[str]] = {}
-        with log.open("a") as said:
+        with log.open("a") as output:
             for name in names:
                 for cap in CAPS:
                     self._running[name, cap] = subprocess.Popen(
@@ -78,7 +78,7 @@ class Processes:
                         text=True,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
-                        stderr=said,
+                        stderr=output,
                         env={**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(cap), "OMP_NUM_THREADS": "1"},
                     )
         try:
@@ -183,8 +183,8 @@ def measure(
         devices.sample(uuid)
     time.sleep(0.55 * seconds)
     sample = devices.sample(uuid) if devices is not None else None
-    said = agent.figures(PROGRESS)
-    found = Measured(tenants, rates(), [said.get(pod_name(name)) for name, _ in tenants])
+    figures = agent.figures(PROGRESS)
+    found = Measured(tenants, rates(), [figures.get(pod_name(name)) for name, _ in tenants])
     counters = sample.counters if sample is not None else shown
     found.device = counters.as_dict() if counters is not None else {}
     return found
@@ -257,12 +257,12 @@ def scores(sets: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for size in sorted({len(each["tenants"]) for each in sets}):
         pairs = [
-            (said, truth)
+            (inferred, truth)
             for each in sets
             if len(each["tenants"]) == size
-            for said, truth in zip(each["inferred"], each["measured"], strict=True)
+            for inferred, truth in zip(each["inferred"], each["measured"], strict=True)
         ]
-        errors = sorted(abs(said - truth) for said, truth in pairs if said is not None)
+        errors = sorted(abs(inferred - truth) for inferred, truth in pairs if inferred is not None)
         found[str(size)] = {"n": len(errors), "unknown": len(pairs) - len(errors), "bar": BARS.get(size)}
         if errors:
             found[str(size)] |= {

@@ -118,8 +118,8 @@ def misses(session: Mapping[str, Any], *, with_clock: bool = True, with_model: b
             for name, each in zip(names, inferred, strict=True):
                 if each.progress_ratio is None or (alone[name].counters.sm_util or 0.0) < IDLE_RATIO:
                     continue
-                said = line[name]["inferred"]
-                live = None if said is None else said - truth[name]
+                told = line[name]["inferred"]
+                live = None if told is None else told - truth[name]
                 is_throttled = any(duty < 1.0 for duty in duties)
                 found.append(Miss(scene["scene"], name, is_throttled, each.progress_ratio - truth[name], live))
     return found

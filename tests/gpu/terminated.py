@@ -96,25 +96,25 @@ class Client:
     """A forked client: `said` reads its "r" (ready), "w" (works), "." (done); a byte to `tell` lets it work."""
 
     pid: int
-    said: int
+    letters: int
     tell: int
     ended: bool = False
-    held: tuple[int, ...] = ()  # its threads whose tracer we are: they stay until we have waited for them
+    traced: tuple[int, ...] = ()  # its threads whose tracer we are: they stay until we have waited for them
 
     def hears(self, seconds: float) -> str:
         """Return its next letter; empty when none came in time or it ended."""
-        os.set_blocking(self.said, False)
+        os.set_blocking(self.letters, False)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                return os.read(self.said, 1).decode()
+                return os.read(self.letters, 1).decode()
             except BlockingIOError:
                 time.sleep(0.005)
         return ""
 
     def lives(self) -> bool:
         """Return whether it has not ended."""
-        for thread in self.held:
+        for thread in self.traced:
             if thread != self.pid:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(thread, os.WNOHANG | ALL_THREADS)
@@ -136,20 +136,20 @@ class Client:
     def close(self) -> None:
         """End it and close its pipes."""
         self.end()
-        for end in (self.said, self.tell):
+        for end in (self.letters, self.tell):
             with contextlib.suppress(OSError):
                 os.close(end)
 
 
 def _start(program: str, environment: dict[str, str], *, steps: int = 0, stays: bool = False) -> Client:
     """Fork a client that is ready after its first step, then takes `steps` more (0: until it is ended)."""
-    said, speak = os.pipe()
+    letters, speak = os.pipe()
     listen, tell = os.pipe()
     pid = os.fork()
     if pid:
         os.close(speak)
         os.close(listen)
-        return Client(pid, said, tell)
+        return Client(pid, letters, tell)
     try:
         os.environ.update(environment)
         import torch
@@ -197,7 +197,7 @@ def hold(client: Client) -> dict[str, object]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
-    held, left, refused = [], [], []
+    stopped, left, refused = [], [], []
     for thread in sorted(int(task.name) for task in Path(f"/proc/{client.pid}/task").iterdir()):
         name = Path(f"/proc/{client.pid}/task/{thread}/comm").read_text().strip()
         if name.startswith("cuda"):
@@ -209,9 +209,9 @@ def hold(client: Client) -> dict[str, object]:
                 break
         else:
             os.waitpid(thread, ALL_THREADS | os.WUNTRACED)
-            held.append(f"{name}: {_where(client.pid, thread)}")
-            client.held += (thread,)
-    return {"held": held, "left": left, "refused": refused}
+            stopped.append(f"{name}: {_where(client.pid, thread)}")
+            client.traced += (thread,)
+    return {"held": stopped, "left": left, "refused": refused}
 
 
 def _where(pid: int, thread: int) -> str:

@@ -210,12 +210,12 @@ def test_an_upgraded_release_is_put_back_once_and_an_uninstalled_one_is_not(
     tenants.write_text(json.dumps({"image": "i", "python": "p", "mounts": [], "simulated": True}))
     monkeypatch.setenv("GPUSHARE_TENANTS", str(tenants))
     bench = suite.ChartBench(tmp_path)
-    there = (["list"], "gpushare")
-    helm.answers((["status"], '{"version": 7}'), there)
+    released = (["list"], "gpushare")
+    helm.answers((["status"], '{"version": 7}'), released)
     bench.restore()
     assert helm.told == []  # nothing was changed
     bench.upgrade("policy.maxSlowdown=1.3")
-    helm.answers((["status"], '{"version": 8}'), there)
+    helm.answers((["status"], '{"version": 8}'), released)
     bench.upgrade("logging.level=DEBUG")
     bench.restore()
     assert [told[:3] for told in helm.told if "rollback" in told] == [["rollback", "gpushare", "7"]]
@@ -293,10 +293,10 @@ def test_a_long_kernel_of_the_twins_tenant_is_one_kernel(
 
     monkeypatch.setattr(tenant, "time", SimpleNamespace(time=lambda: now[0]))
     tenant.run(SimpleNamespace(tick=tick), SimpleNamespace(mode="long", seconds=5.0, mib=0))
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["event"] for line in said[:3]] == ["long", "kernel", "rate"]
-    assert said[0]["t"] == 100.0
-    assert said[1]["t"] >= 105.0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in events[:3]] == ["long", "kernel", "rate"]
+    assert events[0]["t"] == 100.0
+    assert events[1]["t"] >= 105.0
 
 
 def test_a_cgroups_memory_is_counted_as_kubelet_does(suite: ModuleType, tmp_path: Path) -> None:

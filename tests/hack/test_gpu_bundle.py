@@ -153,9 +153,9 @@ def test_its_usage_is_printed_and_an_unknown_option_makes_no_bundle(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("there", [None, b"of another bundle"])
+@pytest.mark.parametrize("other_layer", [None, b"of another bundle"])
 def test_a_layer_that_came_with_another_bundle_is_refused(
-    there: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    other_layer: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUSHARE_STATE", str(tmp_path))
     for name in ("PATH", "GPUSHARE_CACHE"):
@@ -169,10 +169,10 @@ def test_a_layer_that_came_with_another_bundle_is_refused(
     node.state.mkdir(parents=True, exist_ok=True)
     (node.state / "layer-1.tar").write_bytes(b"code")
     node._check_layers(facts)
-    if there is None:
+    if other_layer is None:
         (node.state / "layer-1.tar").unlink()
     else:
-        (node.state / "layer-1.tar").write_bytes(there)
+        (node.state / "layer-1.tar").write_bytes(other_layer)
     with pytest.raises(Failed, match=r"layer-1\.tar belongs to"):
         node._check_layers(facts)
 
@@ -191,20 +191,20 @@ def test_an_image_of_given_layers_names_their_digests(tmp_path: Path) -> None:
 
 
 def test_only_files_that_were_placed_are_taken_away_again(tmp_path: Path) -> None:
-    source, there = tmp_path / "source", tmp_path / "there"
+    source, target = tmp_path / "source", tmp_path / "there"
     source.write_text("ours")
-    there.write_text("the machine's own")
+    target.write_text("the machine's own")
     placed = driver.Placed(tmp_path / "record.json")
-    placed.copy(source, there)
+    placed.copy(source, target)
     placed.copy(source, tmp_path / "deep/new")
     placed.write(tmp_path / "deep/config", "text")
-    assert there.read_text() == "the machine's own"
+    assert target.read_text() == "the machine's own"
     script = tmp_path / "script"
     script.write_text("the machine's script")
     placed.replace(source, script)
     assert script.read_text() == "ours"
     driver.Placed(tmp_path / "record.json").remove()  # by another process
-    assert (there.read_text(), script.read_text()) == ("the machine's own", "the machine's script")
+    assert (target.read_text(), script.read_text()) == ("the machine's own", "the machine's script")
     assert list((tmp_path / "deep").iterdir()) == []
 
 
@@ -256,23 +256,23 @@ def test_a_refused_machine_keeps_nothing_of_what_was_placed(
     for name in ("PATH", "GPUSHARE_CACHE"):
         monkeypatch.setenv(name, os.environ[name])
     node = gpunode.GpuNodeCluster(tmp_path / "bundle", simulated=False)
-    library, there = tmp_path / "library", tmp_path / "lib" / "libcuda.so.1"
+    library, target = tmp_path / "library", tmp_path / "lib" / "libcuda.so.1"
     library.write_text("the driver's")
-    monkeypatch.setattr(driver, "install", lambda placed: placed.copy(library, there))
+    monkeypatch.setattr(driver, "install", lambda placed: placed.copy(library, target))
     monkeypatch.setattr(gpucheck, "foreign_mps", list)
     for listed, is_there in (("0, 580.159.04, Enabled, Default", False), (DEFAULT, True)):
-        monkeypatch.setattr(gpunode.progress, "run", lambda *_, said=listed, **__: said)
+        monkeypatch.setattr(gpunode.progress, "run", lambda *_, output=listed, **__: output)
         if is_there:
             node._driver()
         else:
             with pytest.raises(Failed, match="MIG mode"):
                 node._driver()
-        assert there.exists() is is_there
+        assert target.exists() is is_there
         assert bool(node.placed.files()) is is_there
     monkeypatch.setattr(gpunode.progress, "run", lambda *_, **__: "0, 580.159.04, Enabled, Default")
     with pytest.raises(Failed, match="MIG mode"):
         node._driver()
-    assert there.exists(), "a cluster that runs keeps its driver"
+    assert target.exists(), "a cluster that runs keeps its driver"
 
 
 @pytest.mark.parametrize("step", ["_note", "rename", "copy2"])

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
     """An archive with our code as its site, packed and unpacked; the libraries are those of this interpreter."""
-    folder, there = tmp_path / "folder", tmp_path / "there"
+    folder, target = tmp_path / "folder", tmp_path / "there"
     folder.mkdir()
     (folder / "site").symlink_to(ROOT / "src")
     archive = tmp_path / "plugin.tar.gz"
     assert krew.pack(folder, archive) == hashlib.sha256(archive.read_bytes()).hexdigest()
     with tarfile.open(archive) as tar:
-        tar.extractall(there, filter="fully_trusted")
-    return there
+        tar.extractall(target, filter="fully_trusted")
+    return target
 
 
 def run(program: Path, *words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:

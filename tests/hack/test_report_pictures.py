@@ -31,9 +31,9 @@ def test_one_command_takes_the_recording_and_the_pictures() -> None:
     done = subprocess.run(
         ["make", "-n", "demo-record"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    said = [line for line in done.stdout.splitlines() if "hack/" in line]
-    assert "hack/cluster demo-record docs/guide/demo.cast" in said
-    assert any(line.endswith("hack/report_pictures.py") for line in said)
+    commands = [line for line in done.stdout.splitlines() if "hack/" in line]
+    assert "hack/cluster demo-record docs/guide/demo.cast" in commands
+    assert any(line.endswith("hack/report_pictures.py") for line in commands)
 
 
 @pytest.mark.slow

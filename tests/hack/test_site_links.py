@@ -69,9 +69,9 @@ def test_a_host_in_trouble_has_not_said_that_there_is_none(site: str, status: in
 def test_who_is_not_reached_is_unknown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    state, said = site_links.ask(f"http://127.0.0.1:{port}/")
+    state, answer = site_links.ask(f"http://127.0.0.1:{port}/")
     assert state is State.UNKNOWN
-    assert said.startswith("not reached: ")
+    assert answer.startswith("not reached: ")
     assert site_links.ask("http://no-such-host.invalid/")[0] is State.UNKNOWN
 
 

@@ -227,10 +227,10 @@ def test_a_picture_shows_the_lines_and_loads_nothing() -> None:
 
 
 def test_a_recording_is_asciinemas_format_and_holds_what_was_shown(tmp_path: Path) -> None:
-    cast = tmp_path / "demo.cast"
+    recording = tmp_path / "demo.cast"
     program = "import sys, time; print('one', flush=True); time.sleep(0.05); print('zwölf', sys.stdout.isatty())"
-    assert record(cast, [sys.executable, "-c", program]) == 0
-    first, *entries = [json.loads(line) for line in cast.read_text().splitlines()]
+    assert record(recording, [sys.executable, "-c", program]) == 0
+    first, *entries = [json.loads(line) for line in recording.read_text().splitlines()]
     assert (first["version"], first["width"] >= 80, first["height"] >= 24) == (2, True, True)
     assert {kind for _, kind, _ in entries} == {"o"}
     times = [seconds for seconds, _, _ in entries]
@@ -239,15 +239,15 @@ def test_a_recording_is_asciinemas_format_and_holds_what_was_shown(tmp_path: Pat
 
 
 def test_a_story_that_ended_early_is_not_recorded(tmp_path: Path) -> None:
-    cast = tmp_path / "demo.cast"
-    assert record(cast, [sys.executable, "-c", "raise SystemExit(3)"]) == 3
-    assert not cast.exists()
+    recording = tmp_path / "demo.cast"
+    assert record(recording, [sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert not recording.exists()
 
 
 def test_the_recording_on_the_site_is_small_and_shows_every_part_of_the_story() -> None:
-    cast = SITE_RECORDING.read_text()
-    assert len(cast) < 200_000, "it is loaded with its page"
-    first, *entries = [json.loads(line) for line in cast.splitlines()]
+    recording = SITE_RECORDING.read_text()
+    assert len(recording) < 200_000, "it is loaded with its page"
+    first, *entries = [json.loads(line) for line in recording.splitlines()]
     assert first["version"] == 2
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(text for _, _, text in entries))
     assert "Profiled in place:" in text

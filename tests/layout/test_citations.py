@@ -86,11 +86,11 @@ def known() -> dict[str, set[str]]:
 
 
 def test_everything_cited_is_in_the_repository() -> None:
-    there = known()
+    targets = known()
     wrong = {
         str(path.relative_to(ROOT)): broken
         for path in files()
-        if (broken := broken_citations(path.read_text(errors="replace"), **there))
+        if (broken := broken_citations(path.read_text(errors="replace"), **targets))
     }
     assert wrong == {}
 

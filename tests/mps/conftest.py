@@ -215,7 +215,7 @@ class Stage:
         return self.ledger.note_clients(clients, self.gate.current_pid)
 
     def reasons(self) -> dict[int, HoldReason]:
-        return {held.pid: held.reason for held in self.gate.held()}
+        return {waiting.pid: waiting.reason for waiting in self.gate.held()}
 
 
 @pytest.fixture

@@ -42,6 +42,6 @@ def test_without_the_right_to_more_it_takes_all_of_the_hard_limit():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_with_the_right_to_more_it_takes_more():
-    said, soft, hard = limits(4096, "root")
-    assert said == soft
+    reported, soft, hard = limits(4096, "root")
+    assert reported == soft
     assert hard >= soft >= 4096

@@ -38,10 +38,10 @@ class Processes:
 
 
 def test_a_client_is_stopped_drains_and_is_killed():
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     steps = []
-    for there.now in (0.0, 0.4, 0.9, 1.0, 1.1):
+    for processes.now in (0.0, 0.4, 0.9, 1.0, 1.1):
         steps.append(endings.end(7))
     step = EndingStep
     assert steps == [step.STOPPED, step.DRAINS, step.DRAINS, step.KILLED, step.GONE]
@@ -49,91 +49,91 @@ def test_a_client_is_stopped_drains_and_is_killed():
 
 @given(st.lists(st.tuples(st.sampled_from([7, 8]), st.floats(0.0, 2.0)), max_size=30))
 def test_nobody_is_killed_before_its_kernels_had_their_time_nor_without_a_stop(looks):
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     for pid, pause in looks:
-        there.now += pause
+        processes.now += pause
         endings.end(pid)
-    for at, pid, number in there.sent:
+    for at, pid, number in processes.sent:
         if number is signal.SIGKILL:
-            stops = [when for when, other, stop in there.sent if other == pid and stop is signal.SIGSTOP]
+            stops = [when for when, other, stop in processes.sent if other == pid and stop is signal.SIGSTOP]
             assert at - min(stops) >= DRAIN_SECONDS
 
 
 def test_another_process_with_the_pid_of_one_that_left_begins_anew():
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     assert endings.end(7, 100) is EndingStep.STOPPED
-    there.now = 5.0
+    processes.now = 5.0
     assert endings.end(7, 200) is EndingStep.STOPPED, "not killed in the other one's place"
-    assert there.alive == {7, 8}
+    assert processes.alive == {7, 8}
 
 
 def test_who_was_stopped_is_killed_also_when_the_reason_has_gone():
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     endings.end(7)
     killed = []
-    for there.now in (0.5, 1.0, 1.5):
+    for processes.now in (0.5, 1.0, 1.5):
         killed.append(endings.go_on())
     assert killed == [(), (7,), ()], "nobody stays stopped"
-    assert there.alive == {8}
+    assert processes.alive == {8}
 
 
 def test_a_kill_that_waits_for_a_thaw_is_told_once_and_sent_until_it_works():
-    there = Processes()
-    there.frozen = {7}
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    processes.frozen = {7}
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     endings.end(7)
     steps = []
-    for there.now in (1.0, 1.1, 1.2):
+    for processes.now in (1.0, 1.1, 1.2):
         steps.append(endings.end(7))
-    there.frozen, there.now = set(), 1.3
+    processes.frozen, processes.now = set(), 1.3
     steps += [endings.end(7), endings.end(7)]
     step = EndingStep
     assert steps == [step.KILLED, step.DIES, step.DIES, step.DIES, step.GONE]
 
 
 def test_who_was_continued_gets_its_time_anew_twice_and_is_killed_then():
-    there = Processes()
+    processes = Processes()
     state = RunState.STOPPED
-    endings = Endings(send=there.send, state=lambda _pid: state, clock=lambda: there.now)
+    endings = Endings(send=processes.send, state=lambda _pid: state, clock=lambda: processes.now)
     endings.end(7)
     killed_at = []
     for eighth in range(1, 48):
-        there.now = eighth / 8
+        processes.now = eighth / 8
         # something in its container continues it every 7/8 s
         state = RunState.RUNS if eighth % 7 == 0 else RunState.STOPPED
         if endings.end(7) is EndingStep.KILLED:
-            killed_at.append(there.now)
+            killed_at.append(processes.now)
     assert killed_at == [2.75], "a second after the second time, 1.75"
 
 
 @pytest.mark.parametrize("state", [RunState.RUNS, RunState.UNKNOWN])
 def test_whose_stop_is_not_seen_is_killed_in_time(state):
     """Frozen, within the kernel, or the stop hidden by a tracer."""
-    there = Processes()
-    endings = Endings(send=there.send, state=lambda _pid: state, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, state=lambda _pid: state, clock=lambda: processes.now)
     endings.end(7)
-    there.now = DRAIN_SECONDS
+    processes.now = DRAIN_SECONDS
     assert endings.end(7) is EndingStep.KILLED
 
 
 def test_the_next_gate_goes_on_with_whom_a_killed_one_had_stopped(tmp_path):
-    there = Processes()
+    processes = Processes()
     record = tmp_path / "endings.json"
-    first = Endings(send=there.send, clock=lambda: there.now, record=record)
+    first = Endings(send=processes.send, clock=lambda: processes.now, record=record)
     first.end(7, 100, drain_seconds=3.5)
     first.end(8, 200)
-    there.now = 60.0
-    second = Endings(send=there.send, clock=lambda: there.now, record=record)
+    processes.now = 60.0
+    second = Endings(send=processes.send, clock=lambda: processes.now, record=record)
     killed = []
-    for there.now in (60.5, 61.0, 63.4, 63.5):
+    for processes.now in (60.5, 61.0, 63.4, 63.5):
         killed.append(second.go_on())
     assert killed == [(), (8,), (), (7,)], "its kernels get their whole time again: nobody watched it"
     assert second.go_on() == ()
     assert json.loads(record.read_text()) == {"processes": []}
-    assert Endings(send=there.send, record=record).go_on() == ()
+    assert Endings(send=processes.send, record=record).go_on() == ()
 
 
 def test_the_record_is_written_before_the_stop(tmp_path):
@@ -161,10 +161,10 @@ def test_the_record_is_written_before_the_stop(tmp_path):
     ],
 )
 def test_a_broken_record_ends_nobody_and_stops_nothing(tmp_path, text):
-    there = Processes()
+    processes = Processes()
     record = tmp_path / "endings.json"
     record.write_text(text)
-    endings = Endings(send=there.send, clock=lambda: there.now, record=record)
+    endings = Endings(send=processes.send, clock=lambda: processes.now, record=record)
     assert endings.go_on() == ()
     assert endings.end(7, 100) is EndingStep.STOPPED
     assert json.loads(record.read_text())["processes"][0]["pid"] == 7
@@ -176,17 +176,17 @@ def test_a_record_that_cannot_be_read_keeps_no_gate_from_starting(tmp_path, capl
 
 
 def test_a_record_that_cannot_be_written_keeps_nobody_from_being_ended(tmp_path, caplog):
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now, record=tmp_path / "none" / "endings.json")
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now, record=tmp_path / "none" / "endings.json")
     assert endings.end(7, 100) is EndingStep.STOPPED
     assert "cannot write" in caplog.text
 
 
 def test_a_reason_that_is_added_does_not_shorten_the_time_to_finish():
-    there = Processes()
-    endings = Endings(send=there.send, clock=lambda: there.now)
+    processes = Processes()
+    endings = Endings(send=processes.send, clock=lambda: processes.now)
     endings.end(7, drain_seconds=3.5)
-    there.now = 2.0
+    processes.now = 2.0
     assert endings.end(7) is EndingStep.DRAINS
 
 

@@ -167,8 +167,8 @@ async def test_the_49th_client_waits_until_one_leaves(stage, tenants):
     many = [tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16") for _ in range(49)]
     stage.pods |= {tenant.pid: f"p{i}" for i, tenant in enumerate(many)}
     await eventually(lambda: sum(t.is_connected() for t in many) == 48, "48 run", 200)
-    (held,) = [tenant for tenant in many if not tenant.is_connected()]
-    await eventually(lambda: stage.reasons().get(held.pid) is HoldReason.CLIENTS, "the 49th waits")
-    next(tenant for tenant in many if tenant is not held).end()
+    (waiting,) = [tenant for tenant in many if not tenant.is_connected()]
+    await eventually(lambda: stage.reasons().get(waiting.pid) is HoldReason.CLIENTS, "the 49th waits")
+    next(tenant for tenant in many if tenant is not waiting).end()
     await stage.look()
-    await eventually(held.is_connected, "the 49th got in")
+    await eventually(waiting.is_connected, "the 49th got in")

@@ -161,7 +161,7 @@ async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(
     tenant = tenants(stage.gpu.tenant, "--workload", "stream")
     stage.pods[tenant.pid] = "good"
     await eventually(tenant.is_connected, "connected")
-    assert any(held.pod_uid == "bad" for held in stage.gate.held()), "it is held, not closed"
+    assert any(waiting.pod_uid == "bad" for waiting in stage.gate.held()), "it is held, not closed"
     refused.close()
 
 

@@ -97,7 +97,7 @@ def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
     decide(host.gpu, processes=2, **{POD: (40, 20000)})
     running = run(POD, "--workload", "stream", "--memory-mib", "100")
     until(running.is_connected, "connected")
-    held = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+    undecided = run(OTHER, "--workload", "stream", "--memory-mib", "100")
     until(lambda: any(h.reason is HoldReason.NO_DECISION for h in host.status().held), "one held")
     before = host.status()
     os.kill(before.gate_pid, signal.SIGKILL)
@@ -106,8 +106,8 @@ def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
     host.until_active()
     until(queued.is_connected, "who came meanwhile is connected")
     decide(host.gpu, processes=2, **{POD: (40, 20000), OTHER: (80, 20000)})
-    until(held.is_connected, "who was held is connected")
-    assert (queued.value("sms"), held.value("sms")) == ("26", "52")
+    until(undecided.is_connected, "who was held is connected")
+    assert (queued.value("sms"), undecided.value("sms")) == ("26", "52")
     after = host.status()
     assert after.daemon_pid == before.daemon_pid
     assert after.daemon_restarts == before.daemon_restarts

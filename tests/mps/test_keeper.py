@@ -38,9 +38,9 @@ async def test_a_full_disk_is_said_once_and_the_status_follows_when_there_is_roo
     assert gpu.status.read_bytes() == before, "a reader sees the old word, and takes it for silence soon"
     kept.publish()
     assert status_reader(gpu).read().written_at > json.loads(before)["written_at"]
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if "No space left" in line]) == 1
-    assert len([line for line in said if "written again" in line]) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([line for line in messages if "No space left" in line]) == 1
+    assert len([line for line in messages if "written again" in line]) == 1
 
 
 POD = "11111111-1111-4111-8111-111111111111"

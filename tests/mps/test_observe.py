@@ -38,9 +38,11 @@ def keeper(tmp_path):
 
 
 def status(**changes) -> GateStatus:
-    held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
+    waiting = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
     return replace(
-        GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, self_test=SelfTest(SelfTestResult.PASSED)),
+        GateStatus(
+            "GPU-1", GateState.ACTIVE, time.time(), held=waiting, self_test=SelfTest(SelfTestResult.PASSED)
+        ),
         **changes,
     )
 

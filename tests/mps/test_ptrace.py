@@ -92,10 +92,10 @@ def programs(tmp_path: Path) -> Iterator[list[Program]]:
 
 def test_all_threads_but_cudas_own_are_held_and_go_on_afterwards(tmp_path, programs):
     programs.append(program := Program(tmp_path / "page", "sleeps"))
-    held = HeldThreads(program.pid)
-    held.hold(30)
+    threads = HeldThreads(program.pid)
+    threads.hold(30)
     assert program.going() == [False, False, True]
-    held.release()
+    threads.release()
     until(lambda: all(program.going()), "all go on")
 
 
@@ -103,57 +103,57 @@ def test_a_process_that_is_stopped_is_held_and_cudas_thread_goes_on_once_it_is_c
     programs.append(program := Program(tmp_path / "page", "sleeps"))
     os.kill(program.pid, signal.SIGSTOP)
     until(lambda: not any(program.going()), "stopped")
-    held = HeldThreads(program.pid)
-    held.hold(30)
+    threads = HeldThreads(program.pid)
+    threads.hold(30)
     os.kill(program.pid, signal.SIGCONT)
     until(lambda: program.going() == [False, False, True], "CUDA's thread alone goes on")
-    held.release()
+    threads.release()
 
 
 def test_a_lock_that_a_held_thread_has_is_released_by_stepping(tmp_path, programs):
     """The interpreter's lock stands for the driver's: the first thread has it nearly always."""
     programs.append(program := Program(tmp_path / "page", "spins"))
     for _ in range(20):
-        held = HeldThreads(program.pid)
-        held.hold(30)
+        threads = HeldThreads(program.pid)
+        threads.hold(30)
         if not any(program.going()):
             break
-        held.release()
+        threads.release()
     else:
         pytest.fail("was never held while it had the lock")
     before = program.counts()
-    held.step(lambda: program.counts()[2] > before[2], 60)
+    threads.step(lambda: program.counts()[2] > before[2], 60)
     until(lambda: program.counts()[2] > before[2], "the waiting thread got the lock")
     assert program.counts()[0] - before[0] < 10_000, "the holder has hardly run"
-    held.release()
+    threads.release()
     until(lambda: all(program.going()), "all go on")
 
 
 def test_one_that_has_ended_or_ends_meanwhile(tmp_path, programs):
     programs.append(program := Program(tmp_path / "page", "sleeps"))
-    held = HeldThreads(program.pid)
-    held.hold(30)
-    assert not held.collect(), "it lives"
+    threads = HeldThreads(program.pid)
+    threads.hold(30)
+    assert not threads.collect(), "it lives"
     os.kill(program.pid, signal.SIGKILL)
-    until(held.collect, "every thread has ended, and nothing else keeps it from being collected")
+    until(threads.collect, "every thread has ended, and nothing else keeps it from being collected")
     assert not is_alive(program.pid)
     with pytest.raises(ProcessLookupError):
         HeldThreads(program.pid).hold()
-    held.release()
-    held.step(lambda: False, 1)
+    threads.release()
+    threads.step(lambda: False, 1)
 
 
 def test_what_another_tracer_has_is_refused(tmp_path, programs):
     programs.append(program := Program(tmp_path / "page", "sleeps"))
-    held = HeldThreads(program.pid)
-    held.hold(30)
+    threads = HeldThreads(program.pid)
+    threads.hold(30)
     code = (
         f"from gpushare.mps.ptrace import HeldThreads\n"
         f"try:\n    HeldThreads({program.pid}).hold()\nexcept PermissionError:\n    print('refused')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "refused\n"
-    held.release()
+    threads.release()
 
 
 Crowd = Callable[[int], int]
@@ -191,11 +191,11 @@ def traced_of(pid: int) -> int:
 
 def test_a_process_of_very_many_threads_is_refused_and_none_of_them_is_touched(crowd):
     pid = crowd(MOST_THREADS + 1)
-    held = HeldThreads(pid)
+    threads = HeldThreads(pid)
     with pytest.raises(TimeoutError, match=f"more than {MOST_THREADS} threads"):
-        held.hold(600)
+        threads.hold(600)
     assert traced_of(pid) == 0
-    assert held.release()
+    assert threads.release()
 
 
 def test_many_threads_are_held_as_long_as_there_is_time_and_let_go(crowd, monkeypatch):
@@ -204,20 +204,20 @@ def test_many_threads_are_held_as_long_as_there_is_time_and_let_go(crowd, monkey
     clock = count()
     clocks = SimpleNamespace(monotonic=lambda: next(clock) / 1000, sleep=time.sleep)
     monkeypatch.setattr(ptrace, "time", clocks)
-    held = HeldThreads(pid)
+    threads = HeldThreads(pid)
     with pytest.raises(TimeoutError, match=r"\d+ threads of process \d+ are not stopped in time"):
-        held.hold(0.4)
+        threads.hold(0.4)
     assert 0 < traced_of(pid) < 300
-    until(held.release, "every thread is let go")
+    until(threads.release, "every thread is let go")
     assert traced_of(pid) == 0
 
 
 def test_hundreds_of_threads_are_held(crowd):
     pid = crowd(600)
-    held = HeldThreads(pid)
-    held.hold(300)
+    threads = HeldThreads(pid)
+    threads.hold(300)
     assert traced_of(pid) == 600
-    until(held.release, "every thread is let go")
+    until(threads.release, "every thread is let go")
 
 
 def test_who_dies_lets_everybody_go_on(tmp_path, programs):

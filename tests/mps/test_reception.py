@@ -99,7 +99,7 @@ async def test_what_comes_too_fast_is_held_unread_and_greeted_in_its_order_when_
         await desk.settled()
     assert [heard(each) for each in connections] == [HELLO] * 3 + [None] * 3
     assert desk.reception.unread_count == 3
-    assert [held.pod_uid for held in desk.reception.held_unread()] == ["a"]
+    assert [waiting.pod_uid for waiting in desk.reception.held_unread()] == ["a"]
     desk.now += 2.0
     await eventually(lambda: desk.reception.unread_count == 1, "two more greeted")
     assert [heard(each) for each in connections[3:]] == [HELLO, HELLO, None]
@@ -110,7 +110,7 @@ async def test_what_comes_too_fast_is_held_unread_and_greeted_in_its_order_when_
 async def test_one_pods_haste_costs_another_nothing(desk):
     hasty = desk.connect()
     await desk.settled()
-    held = desk.connect()
+    connection = desk.connect()
     await desk.settled()
     desk.pods[os.getpid()] = "b"
     desk.now += 1.5  # the pid's pod is looked up anew
@@ -119,7 +119,7 @@ async def test_one_pods_haste_costs_another_nothing(desk):
     await desk.settled()
     assert heard(hasty) == HELLO
     assert heard(other) == HELLO
-    assert heard(held) is None
+    assert heard(connection) is None
 
 
 async def test_who_speaks_the_handshake_is_ready_and_who_leaves_is_forgotten(desk):

@@ -256,12 +256,12 @@ def controllers(kubeconfig: Path, tmp_path: Path) -> Iterator[None]:
     """Kubernetes' own controllers of Deployments, ReplicaSets, CronJobs and Jobs, and its garbage collector."""
     kube = next(iter(sorted(CACHE.glob("kube/*/kube"))))
     parts = ("garbage-collector", "deployment", "replicaset", "cronjob", "job")
-    which = ",".join(f"{part}-controller" for part in parts)
+    enabled = ",".join(f"{part}-controller" for part in parts)
     command = [
         str(kube),
         "kube-controller-manager",
         f"--kubeconfig={kubeconfig}",
-        f"--controllers={which}",
+        f"--controllers={enabled}",
         "--leader-elect=false",
         "--secure-port=0",
     ]

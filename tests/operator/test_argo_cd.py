@@ -108,7 +108,7 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert set(found) == WAYS
-        return {way: said for way, said in found.items() if said["outOfSync"]}
+        return {way: outcome for way, outcome in found.items() if outcome["outOfSync"]}
 
     async def kubectl_diff() -> tuple[int, str]:
         """kubectl's own comparison with the file that was synced last: 1 where they differ."""

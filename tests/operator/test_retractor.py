@@ -244,13 +244,13 @@ async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_
     bench.asks["uid-new"] = WHY
     bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 10_000
     await bench.settle(int(TOLD_AFTER_SECONDS) + 15)
-    said = bench.condition("new", "RetractionRefused")
-    assert said is not None
+    condition = bench.condition("new", "RetractionRefused")
+    assert condition is not None
     tried, writes = bench.api.tried, bench.share("new")
     await bench.settle(3600 - int(TOLD_AFTER_SECONDS) - 15)
     assert bench.api.evicted == []
     assert 30 <= bench.api.tried - tried <= 70, "about once a minute"
-    assert bench.condition("new", "RetractionRefused") == said
+    assert bench.condition("new", "RetractionRefused") == condition
     assert bench.share("new") == writes, "written once, not every minute"
     assert len(bench.told("Retracted")) == 0
     [intent] = bench.share("new").status.retractions

@@ -188,11 +188,11 @@ async def test_a_jobset_carries_it_in_each_template(real_api: Api, namespace: st
             "metadata": {"name": "set"},
             "spec": {"replicatedJobs": replicated},
         }
-        said: str | None = "the server has not heard of it yet"
+        refused: str | None = "the server has not heard of it yet"
         async with asyncio.timeout(60):
-            while said is not None:
-                said = await refusal(real_api, namespace, body, JOBSETS)
-                await asyncio.sleep(0.2 if said else 0)
+            while refused is not None:
+                refused = await refusal(real_api, namespace, body, JOBSETS)
+                await asyncio.sleep(0.2 if refused else 0)
         made = await real_api.get(JOBSETS, "set", namespace=namespace)
         pods = [each["template"]["spec"]["template"]["spec"] for each in made["spec"]["replicatedJobs"]]
         assert [pod["containers"][0].get("resources") for pod in pods] == [SHARE, None]
@@ -209,10 +209,10 @@ async def test_a_quota_counts_the_shares_that_admission_sets(real_api: Api, name
     await real_api.patch(QUOTAS, "gpus", status, namespace=namespace, subresource="status")
 
     async def is_in_force() -> bool:
-        said = await refusal(real_api, namespace, pod("large", fraction="0.75"))
-        if said is None:
+        refused = await refusal(real_api, namespace, pod("large", fraction="0.75"))
+        if refused is None:
             await real_api.delete(PODS, "large", namespace=namespace, grace_seconds=0)
-        return said is not None and "exceeded quota: gpus" in said
+        return refused is not None and "exceeded quota: gpus" in refused
 
     async with asyncio.timeout(60):
         while not await is_in_force():
@@ -220,10 +220,10 @@ async def test_a_quota_counts_the_shares_that_admission_sets(real_api: Api, name
             await asyncio.sleep(0.2)
     for name in ("first", "second"):
         assert await refusal(real_api, namespace, pod(name, fraction="0.25")) is None
-    said = await refusal(real_api, namespace, pod("third", fraction="0.01"))
-    assert said is not None
+    refused = await refusal(real_api, namespace, pod("third", fraction="0.01"))
+    assert refused is not None
     # 6% is the least that a pod of class throughput is charged
-    assert f"requested: requests.{names.SHARE_RESOURCE}=6, used: requests.{names.SHARE_RESOURCE}=50" in said
+    assert f"requested: requests.{names.SHARE_RESOURCE}=6, used: requests.{names.SHARE_RESOURCE}=50" in refused
 
 
 async def test_a_limit_range_bounds_the_share_of_a_container(real_api: Api, namespace: str) -> None:  # noqa: F811
@@ -231,14 +231,14 @@ async def test_a_limit_range_bounds_the_share_of_a_container(real_api: Api, name
     limits = [{"type": "Container", "max": {names.SHARE_RESOURCE: "50"}, "default": none, "defaultRequest": none}]
     body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "gpus"}, "spec": {"limits": limits}}
     await real_api.create(LIMIT_RANGES, body, namespace=namespace)
-    said = None
+    refused = None
     async with asyncio.timeout(60):
-        while said is None:  # the plugin keeps a namespace's ranges for some seconds
-            said = await refusal(real_api, namespace, pod("large", fraction="0.75"))
-            if said is None:
+        while refused is None:  # the plugin keeps a namespace's ranges for some seconds
+            refused = await refusal(real_api, namespace, pod("large", fraction="0.75"))
+            if refused is None:
                 await real_api.delete(PODS, "large", namespace=namespace, grace_seconds=0)
                 await asyncio.sleep(0.5)
-    assert f"maximum {names.SHARE_RESOURCE} usage per Container is 50, but limit is 75" in said
+    assert f"maximum {names.SHARE_RESOURCE} usage per Container is 50, but limit is 75" in refused
     made = [
         (Resource(REGISTRATION, "v1", plural, kind, namespaced=False), item)
         for kind, plural in POLICIES.items()
@@ -258,14 +258,14 @@ async def _check_default_of_none(real_api: Api, namespace: str, none: Json) -> N
     """With the policy against shares by hand in force, the default of none is no share."""
     by_hand = pod("byhand")
     by_hand["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: "5"}}
-    said = None
+    refused = None
     async with asyncio.timeout(60):
-        while said is None:
-            said = await refusal(real_api, namespace, by_hand)
-            if said is None:
+        while refused is None:
+            refused = await refusal(real_api, namespace, by_hand)
+            if refused is None:
                 await real_api.delete(PODS, "byhand", namespace=namespace, grace_seconds=0)
                 await asyncio.sleep(0.5)
-    assert "leave it out and annotate the pod instead" in said
+    assert "leave it out and annotate the pod instead" in refused
     half = await real_api.create(PODS, pod("half", fraction="0.5"), namespace=namespace)
     assert half["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "50"}
     plain = await real_api.create(PODS, pod("plain"), namespace=namespace)

@@ -207,13 +207,13 @@ SENTENCES: list[tuple[dict[str, str], str]] = [
 
 async def test_a_wrong_annotation_is_refused_at_apply(real_api: Api, namespace: str) -> None:
     for annotations, sentence in SENTENCES:
-        said = await refusal(real_api, namespace, pod("p", **annotations))
-        assert said is not None, annotations
-        assert sentence in said
+        refused = await refusal(real_api, namespace, pod("p", **annotations))
+        assert refused is not None, annotations
+        assert sentence in refused
         for kind in WORKLOADS:
-            said = await refused_workload(real_api, namespace, kind, **annotations)
-            assert said is not None, (kind, annotations)
-            assert sentence in said
+            refused = await refused_workload(real_api, namespace, kind, **annotations)
+            assert refused is not None, (kind, annotations)
+            assert sentence in refused
 
 
 async def test_a_running_pod_can_still_be_changed_by_its_controllers(
@@ -232,12 +232,12 @@ async def test_with_admission_down_only_annotated_pods_wait(
 ) -> None:
     webhooks.stop()
     assert await refusal(real_api, namespace, pod("plain")) is None
-    said = await refusal(real_api, namespace, pod("ours", fraction="0.25"))
-    assert said is not None
-    assert "failed calling webhook" in said
+    refused = await refusal(real_api, namespace, pod("ours", fraction="0.25"))
+    assert refused is not None
+    assert "failed calling webhook" in refused
     for kind in WORKLOADS:
-        said = await refused_workload(real_api, namespace, kind, fraction="0.25")
-        assert (said is None) == (kind != "Job"), f"{kind}: a courtesy, but for the share in a Job's template"
+        refused = await refused_workload(real_api, namespace, kind, fraction="0.25")
+        assert (refused is None) == (kind != "Job"), f"{kind}: a courtesy, but for the share in a Job's template"
     assert await refused_workload(real_api, namespace, "Job") is None
     await webhooks.start()
     assert await refusal(real_api, namespace, pod("ours", fraction="0.25")) is None
@@ -262,14 +262,14 @@ async def test_one_selector_too_many(real_api: Api, namespace: str) -> None:
         return {"apiVersion": names.API_VERSION, "kind": "GpuShare", "metadata": metadata, "spec": spec}
 
     selector = {"matchLabels": {"app": "web"}}
-    said, made = None, 0
+    refused, made = None, 0
     async with asyncio.timeout(60):
-        while said is None or "GpuShares with a selector already" not in said:
-            said = await refusal(real_api, namespace, share(f"s{made}", selector=selector), GPUSHARES)
-            made += said is None
+        while refused is None or "GpuShares with a selector already" not in refused:
+            refused = await refusal(real_api, namespace, share(f"s{made}", selector=selector), GPUSHARES)
+            made += refused is None
             await asyncio.sleep(0.1)
     assert made >= 2
-    assert "at most 2 are allowed" in said
+    assert "at most 2 are allowed" in refused
     assert await refusal(real_api, namespace, share("without", fraction="0.5"), GPUSHARES) is None
     changed = {"spec": {"maxSlowdown": 2}}
     await real_api.patch(GPUSHARES, "s0", changed, namespace=namespace)
@@ -291,14 +291,15 @@ async def test_more_memory_than_any_gpu_has(real_api: Api, namespace: str, webho
                 await asyncio.sleep(0.05)
     gpu = {"uuid": "GPU-large", "memoryMiB": GPUNODES_LARGEST}
     await real_api.patch(nodes, "large", {"status": {"gpus": [gpu]}}, subresource="status")
-    said = None
+    refused = None
     async with asyncio.timeout(60):
-        while said is None:
-            said = await refusal(real_api, namespace, pod("big", fraction="0.5", memory="200Gi"))
-            if said is None:
+        while refused is None:
+            refused = await refusal(real_api, namespace, pod("big", fraction="0.5", memory="200Gi"))
+            if refused is None:
                 await real_api.delete(PODS, "big", namespace=namespace, grace_seconds=0)
                 await asyncio.sleep(0.1)
     assert (
-        f'"200Gi" is more memory than any GPU of this cluster has; allowed is at most {GPUNODES_LARGEST}Mi' in said
+        f'"200Gi" is more memory than any GPU of this cluster has; allowed is at most {GPUNODES_LARGEST}Mi'
+        in refused
     )
     assert await refusal(real_api, namespace, pod("fits", fraction="0.5", memory="100Gi")) is None

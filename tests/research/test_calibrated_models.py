@@ -33,8 +33,8 @@ ORDER = CalibrationOrder(1, 90, workloads=PROGRAMS, simulated=L4)
 
 
 def measure(output: Path, order: CalibrationOrder = ORDER) -> tuple[int, list[str]]:
-    said: list[str] = []
-    return calibrate(output, order, budget_seconds=60.0, progress=lambda *_: None, log=said.append), said
+    log: list[str] = []
+    return calibrate(output, order, budget_seconds=60.0, progress=lambda *_: None, log=log.append), log
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def test_a_plan_says_what_is_left_and_a_dataset_is_gone_on_with(tmp_path: Path) 
     plan = plan_of(ORDER, output)
     assert plan.left == sum(len(phase.runs) for phase in plan.phases) >= 90
     assert 60 < plan.seconds < 200
-    written, said = measure(output)
+    written, log = measure(output)
     assert written == plan.left
-    assert said[0] == plan.words(60.0)
-    assert "call it again" in said[0]
+    assert log[0] == plan.words(60.0)
+    assert "call it again" in log[0]
     assert json.loads(output.read_text().splitlines()[0]) == {
         "schema": "gpushare.io/colocation/v1",
         "gpu_model": L4,

@@ -91,7 +91,7 @@ def test_rates_of_another_unit_are_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "where", "said"),
+    ("lines", "where", "message"),
     [
         ([], 1, "is empty"),
         ([json.dumps({**HEADER, "schema": "gpushare.io/colocation/v2"})], 1, "not supported"),
@@ -102,8 +102,8 @@ def test_rates_of_another_unit_are_noted() -> None:
         ([json.dumps(HEADER), "1" * 5_000], 2, "is not a dataset's JSON"),
     ],
 )
-def test_an_unreadable_dataset_is_refused_with_its_place(lines: list[str], where: int, said: str) -> None:
-    with pytest.raises(DatasetError, match=said) as caught:
+def test_an_unreadable_dataset_is_refused_with_its_place(lines: list[str], where: int, message: str) -> None:
+    with pytest.raises(DatasetError, match=message) as caught:
         parse(lines)
     assert caught.value.line == where
 

@@ -83,7 +83,7 @@ def test_a_trace_is_summed_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("400.000000", "lots"), "line 7: Time: 'lots' is not a number"),
         ((",%,ms,,ms,us,ms,", ""), "units row"),
@@ -92,12 +92,12 @@ def test_a_trace_is_summed_by_name() -> None:
         (('"Calls"', '"Count"'), "no table of GPU activities"),
     ],
 )
-def test_a_broken_summary_is_refused_with_its_line(change: tuple[str, str], said: str | None) -> None:
+def test_a_broken_summary_is_refused_with_its_line(change: tuple[str, str], message: str | None) -> None:
     table = [line.replace(*change) for line in lines("nvprof_summary.csv")]
-    if said is None:
+    if message is None:
         assert sum(parse_summary(table).values()) == pytest.approx(5.8)  # no types: nothing tells API calls apart
         return
-    with pytest.raises(NvprofError, match=said.replace("(", r"\(")):
+    with pytest.raises(NvprofError, match=message.replace("(", r"\(")):
         parse_summary(table)
 
 

@@ -77,9 +77,9 @@ def fitted_and_used(
         default_model.cache_clear()
     assert ("l4.json cannot be used" in caplog.text) is (not used)
     caplog.clear()
-    said = fitted_on(str(folder))
-    assert ("l4.json cannot be used" in caplog.text) is (not said)
-    return said, used
+    models = fitted_on(str(folder))
+    assert ("l4.json cannot be used" in caplog.text) is (not models)
+    return models, used
 
 
 @pytest.mark.parametrize("finish", [signed, unsigned], ids=["with-checksum", "from-before-the-checksum"])
@@ -121,8 +121,8 @@ def test_what_the_agent_says_models_were_fitted_on_is_what_predicts(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said, used = fitted_and_used(finish(change(SHIPPED | {"gpu_model": L4})), tmp_path, monkeypatch, caplog)
-    assert said == used == ((L4,) if is_taken else ())
+    models, used = fitted_and_used(finish(change(SHIPPED | {"gpu_model": L4})), tmp_path, monkeypatch, caplog)
+    assert models == used == ((L4,) if is_taken else ())
 
 
 def test_a_number_that_is_damaged_within_its_range_is_told_by_the_checksum(

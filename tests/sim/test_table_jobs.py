@@ -180,9 +180,9 @@ def test_hindsight_keeps_the_caps_of_running_jobs_unless_it_may_change_them(trut
     free = simulate(jobs, 1, Hindsight(TableSearch(truth), changes_caps=True), truth)
     assert kept.spans[0].summed_progress == free.spans[0].summed_progress == pytest.approx(1.0)
     assert sum(each.late_seconds for each in (*kept.jobs, *free.jobs)) == 0.0
-    together = [span for span in free.spans if span.gpus_shared]
-    assert together
-    assert max(span.summed_progress for span in together) >= max(
+    shared = [span for span in free.spans if span.gpus_shared]
+    assert shared
+    assert max(span.summed_progress for span in shared) >= max(
         (span.summed_progress for span in kept.spans if span.gpus_shared), default=0.0
     )
 

@@ -40,7 +40,7 @@ class Together(LiveOnTable):
             cluster.start(index, 1 if cluster.retractions.get(index) else 0)
 
 
-def together(world, seed=0, **settings) -> Together:
+def one_gpu_policy(world, seed=0, **settings) -> Together:
     return Together(
         world.model,
         world.truth.gpu_model,
@@ -88,19 +88,19 @@ def test_a_broken_promise_is_mended_within_seconds_by_throttling_the_one_with_ro
     free = world.truth.progress_under((CG, PPO), [[100, 100]])[0]
     wanted = min(0.95, free[1] + 0.2)
     jobs = [job("a", CG, promise=0.2), job("b", PPO, promise=wanted)]
-    policy = together(world, retract_after_seconds=1e6)
+    policy = one_gpu_policy(world, retract_after_seconds=1e6)
     policy._promises = {0: 0.2, 1: wanted}
     outcome = simulate(jobs, 1, policy, world.truth)
     assert outcome.jobs[1].late_seconds < 60.0
     assert not outcome.retractions
-    ignored = together(world, windows_to_act=10**6)
+    ignored = one_gpu_policy(world, windows_to_act=10**6)
     ignored._promises = {0: 0.2, 1: wanted}
     assert simulate(jobs, 1, ignored, world.truth).jobs[1].late_seconds > 1000.0
 
 
 def test_where_no_throttle_helps_the_newest_is_retracted_and_kept_apart(world):
     jobs = [job("a", PPO, promise=0.97), job("b", CG, submit=10.0, promise=0.97)]
-    policy = together(world)
+    policy = one_gpu_policy(world)
     policy._promises = {0: 0.97, 1: 0.97}
     outcome = simulate(jobs, 2, policy, world.truth)
     assert [each.job for each in outcome.retractions] == [1]

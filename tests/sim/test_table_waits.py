@@ -31,8 +31,8 @@ def test_a_start_takes_its_time_and_hurts_nobody(truth):
     jobs = [Job("a", CG, 0.0, 100.0, 1.5), Job("b", LU, 0.0, 100.0, 1.5, start_seconds=30.0)]
     alone = simulate(jobs[1:], 1, exclusive(), truth)
     assert alone.jobs[0].end_seconds == pytest.approx(130.0)
-    together = simulate(jobs, 1, mps_pairs(), truth)
-    spans = [span for span in together.spans if span.end_seconds <= 30.0 + 1e-6]
+    outcome = simulate(jobs, 1, mps_pairs(), truth)
+    spans = [span for span in outcome.spans if span.end_seconds <= 30.0 + 1e-6]
     assert [span.summed_progress for span in spans] == pytest.approx([1.0] * len(spans))
 
 

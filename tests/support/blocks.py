@@ -147,7 +147,7 @@ def words(command: str) -> list[str]:
 
 def sorted_as(block: Block) -> str | None:
     """Who reads a block that holds no commands, or why nobody does; None for one that nobody has sorted."""
-    for (page, begins), said in {**NOT_COMMANDS, **READ_BY}.items():
+    for (page, begins), reason in {**NOT_COMMANDS, **READ_BY}.items():
         if block.page == page and block.text.lstrip().startswith(begins):
-            return said
+            return reason
     return None

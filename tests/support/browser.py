@@ -65,7 +65,7 @@ def looking_at(browser: Browser, file: Path, *, width: int = DESK, scheme: str =
     page = context.new_page()
     page.set_default_timeout(LOAD_MILLISECONDS)
     look = Look(page)
-    page.on("console", lambda said: look.trouble.append(f"{said.type}: {said.text}"))
+    page.on("console", lambda message: look.trouble.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: look.trouble.append(str(error)))
     page.on("request", lambda request: look.requested.append(request.url))
     page.goto(file.as_uri())

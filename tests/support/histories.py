@@ -28,13 +28,13 @@ def _pods(minute: int) -> Mapping[str, Mapping[str, float]]:
     """Family -> pod -> figure, at this minute."""
     train = 1.0 if minute < 30 else 0.6 if minute < 90 else 0.4
     pods = {"train": (0.5, train, 0.5, 0.8), "serve": (0.25, 0.9, 0.8, 0.4)}
-    there = {name: figures for name, figures in pods.items() if name == "train" or minute >= 30}
+    present = {name: figures for name, figures in pods.items() if name == "train" or minute >= 30}
     families = ("share_ratio", "progress_ratio", "promise_ratio", "pipe_utilization_ratio")
     found = {
-        f"gpushare_pod_{family}": {name: figures[at] for name, figures in there.items()}
+        f"gpushare_pod_{family}": {name: figures[at] for name, figures in present.items()}
         for at, family in enumerate(families)
     }
-    found["gpushare_pod_progress_error_ratio"] = dict.fromkeys(there, 0.02)
+    found["gpushare_pod_progress_error_ratio"] = dict.fromkeys(present, 0.02)
     found["gpushare_pod_promise_broken"] = {"train": float(minute >= 90)}  # of serve its node does not tell
     if minute >= 100:
         found["gpushare_pod_throttle_ratio"] = {"serve": 0.1}

@@ -145,8 +145,8 @@ def start_manager(
     certificates, settings = work / "certificates", work / "kueue.yaml"
     settings.write_text(yaml.safe_dump(_settings(certificates, port, frameworks)))
     # Kueue reads its metrics' certificate from /etc whatever its settings say: it gets an /etc of its own.
-    there = "/etc/kueue/metrics/certs"
-    own = f"mount -t tmpfs none /etc && mkdir -p {there} && cp {certificates}/tls.* {there}"
+    folder = "/etc/kueue/metrics/certs"
+    own = f"mount -t tmpfs none /etc && mkdir -p {folder} && cp {certificates}/tls.* {folder}"
     gates = "--feature-gates=VisibilityOnDemand=false"  # its server wants certificates too
     command = f"{own} && exec {kueue}/kueue --config={settings} {gates} --kubeconfig={kubeconfig}"
     processes.start("kueue", ["unshare", "--mount", "sh", "-c", command])

@@ -49,8 +49,8 @@ def test_the_noise_is_the_models_residual():
     misses = []
     for pair in pairs:
         drawn = DrawnProgress(lambda: model)(pair)
-        said = model.predict([(Profile(each.solo, each.iterations_per_s), 50) for each in pair])
-        misses += [(d - s.progress) / (s.upper - s.lower) for d, s in zip(drawn, said, strict=True)]
+        forecasts = model.predict([(Profile(each.solo, each.iterations_per_s), 50) for each in pair])
+        misses += [(d - s.progress) / (s.upper - s.lower) for d, s in zip(drawn, forecasts, strict=True)]
     spread = sum(miss * miss for miss in misses) / len(misses)
     assert 0.15 < spread**0.5 < 0.4  # 1/3.29 of the interval's width is one standard deviation
 

@@ -95,8 +95,8 @@ def made_table() -> MeasuredSets:
 def test_under_measured_caps_progress_and_counters_are_the_windows_own():
     sets = made_table()
     assert sets.under(["a", "b"], [[50, 50], [100, 100]]).tolist() == [[0.5, 0.5], [0.6, 0.75]]
-    together = sets.counters(["b", "a"], [50, 50])
-    assert (together.sm_util, together.dram_bw_util) == pytest.approx((0.55, 0.5))
+    joint = sets.counters(["b", "a"], [50, 50])
+    assert (joint.sm_util, joint.dram_bw_util) == pytest.approx((0.55, 0.5))
     alone = sets.counters(["a"], [50])
     assert (alone.sm_util, alone.dram_bw_util) == pytest.approx((0.5, 0.16))
     assert sets.counters_alone("a").sm_util == WHOLE.sm_util

@@ -179,7 +179,7 @@ class SyncMpsControl:
 
     def apply(self, changes: Sequence[Command[None]]) -> None:
         """Run several commands that change settings in one call, in their order."""
-        self.run(_together(changes))
+        self.run(_joined(changes))
 
     def start(self) -> int:
         """Start the daemon in multi-user mode, or adopt the one that runs; return its pid."""
@@ -281,7 +281,7 @@ class AsyncMpsControl:
 
     async def apply(self, changes: Sequence[Command[None]]) -> None:
         """Run several commands that change settings in one call, in their order."""
-        await self.run(_together(changes))
+        await self.run(_joined(changes))
 
     async def start(self) -> int:
         """Start the daemon in multi-user mode, or adopt the one that runs; return its pid."""
@@ -304,7 +304,7 @@ class AsyncMpsControl:
         return await self.run(commands.server_status(server_pid))
 
 
-def _together(changes: Sequence[Command[None]]) -> Command[None]:
+def _joined(changes: Sequence[Command[None]]) -> Command[None]:
     def parse(answer: str) -> None:
         # Answers have no separator between them; each command searches all of them for what it needs.
         for change in changes:

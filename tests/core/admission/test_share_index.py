@@ -71,14 +71,14 @@ CHANGES = st.lists(st.tuples(st.sampled_from("abcd"), SELECTORS, OWNERS, st.bool
 
 @given(CHANGES, LABELS, OWNERS)
 def test_any_history_leaves_what_the_rule_says(changes, labels, owners):
-    index, there = ShareIndex(), {}
+    index, stored = ShareIndex(), {}
     for name, selector, share_owners, goes in changes:
         if goes:
-            assert index.drop("ns", name) is there.pop(name, None)
+            assert index.drop("ns", name) is stored.pop(name, None)
         else:
-            there[name] = share(name, *share_owners, selector=selector)
-            index.put(there[name])
-    assert index.of("ns", labels, owners) is share_of(labels, owners, there.values())
+            stored[name] = share(name, *share_owners, selector=selector)
+            index.put(stored[name])
+    assert index.of("ns", labels, owners) is share_of(labels, owners, stored.values())
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,19 @@ KEPT = st.builds(Kept, st.frozensets(st.sampled_from(["p", "q", "r"])))
 
 @given(changes=st.lists(st.tuples(KEYS, st.one_of(st.none(), KEPT)), max_size=12))
 def test_placed_shares_are_found_by_pod_in_their_own_namespace_after_any_history(changes):
-    found, held = PlacedShares(), {}
+    found, expected = PlacedShares(), {}
     for key, kept in changes:
         if kept is None:
-            assert found.pop(key, None) == held.pop(key, None)
+            assert found.pop(key, None) == expected.pop(key, None)
         else:
-            found[key] = held[key] = kept
-    assert dict(found) == held
+            found[key] = expected[key] = kept
+    assert dict(found) == expected
     for namespace in ("a", "b", "c"):
         for uid in ("p", "q", "r", "nobody"):
             by_rule = [
-                held[key] for key in sorted(held) if key.startswith(f"{namespace}/") and uid in held[key].pod_uids
+                expected[key]
+                for key in sorted(expected)
+                if key.startswith(f"{namespace}/") and uid in expected[key].pod_uids
             ]
             assert found.of(namespace, uid) == by_rule
     found.clear()

@@ -86,19 +86,19 @@ def test_a_wrong_template_is_refused_when_it_is_made() -> None:
 def test_an_update_without_the_share_gets_it_back_whatever_auto_means_by_now(make: Any) -> None:
     recommended = GpuShare.from_object({"metadata": {"name": "s"}, "status": {"recommendedFraction": "0.2"}})
     asked = make(template("auto"))
-    there = mutated(asked, share=recommended)
+    present = mutated(asked, share=recommended)
     later = GpuShare.from_object({"metadata": {"name": "s"}, "status": {"recommendedFraction": "0.7"}})
-    assert mutated(asked, old=there, share=later) == there, "a replacement by the file that it was made from"
-    assert mutated(there, old=there, share=later) == there
+    assert mutated(asked, old=present, share=later) == present, "a replacement by the file that it was made from"
+    assert mutated(present, old=present, share=later) == present
 
 
 def test_the_memory_that_was_charged_stays_with_the_template() -> None:
     with_memory = GpuShare.from_object({"metadata": {"name": "s"}, "spec": {"memory": "8Gi"}})
     asked = job(template())
-    there = mutated(asked, share=with_memory)
-    assert there["spec"]["template"]["metadata"]["annotations"][names.MEMORY] == "8Gi"
+    present = mutated(asked, share=with_memory)
+    assert present["spec"]["template"]["metadata"]["annotations"][names.MEMORY] == "8Gi"
     more = GpuShare.from_object({"metadata": {"name": "s"}, "spec": {"memory": "16Gi"}})
-    assert mutated(asked, old=there, share=more) == there
+    assert mutated(asked, old=present, share=more) == present
 
 
 def test_an_update_is_never_refused_and_a_template_from_before_is_left_as_it_is() -> None:

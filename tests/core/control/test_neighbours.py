@@ -31,7 +31,7 @@ def test_a_day_is_remembered(at: str, counts: bool) -> None:
 
 
 def test_one_fault_counts_once_and_the_newest_are_kept() -> None:
-    held: tuple[NeighboursEnded, ...] = ()
+    kept: tuple[NeighboursEnded, ...] = ()
     for minute in [*range(20), 19, 19]:
-        held = with_ended(held, ended(f"2026-11-23T11:{minute:02}:00Z"))
-    assert [one.at[14:16] for one in held] == [str(minute) for minute in range(20 - MOST_NEIGHBOURS_ENDED, 20)]
+        kept = with_ended(kept, ended(f"2026-11-23T11:{minute:02}:00Z"))
+    assert [one.at[14:16] for one in kept] == [str(minute) for minute in range(20 - MOST_NEIGHBOURS_ENDED, 20)]

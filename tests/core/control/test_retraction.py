@@ -76,8 +76,8 @@ def test_some_are_never_retracted_and_it_is_said_why(
     assert (found.records, found.evict) == ({}, None)
     assert why in found.never["new"]
     intent = RetractionRecord(("shop/old",), 900.0, "new", "GPU-1")
-    held = situation(*residents, records={"shop/new": (intent,)}, written=frozenset({"new"}))
-    assert plan(held, wish=wish).records == {"shop/new": ()}, "an intent from before is dropped"
+    pending = situation(*residents, records={"shop/new": (intent,)}, written=frozenset({"new"}))
+    assert plan(pending, wish=wish).records == {"shop/new": ()}, "an intent from before is dropped"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_clusters_rate_holds_and_who_waits_longest_comes_first() -> None:
 
 
 def residents_of(by_gpu: dict[str, tuple[Resident, ...]]) -> set[str]:
-    return {resident.uid for held in by_gpu.values() for resident in held}
+    return {resident.uid for residents in by_gpu.values() for resident in residents}
 
 
 def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day_later() -> None:
@@ -185,8 +185,8 @@ def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:
         RetractionRecord((f"shop/n{at}",), 900.0 + at, "x", "GPU-9", 5000.0) for at in range(MOST_RECORDS)
     )
     found = plan(situation(NEWCOMER, VICTIM, records={"shop/new": many, "shop/old": ()}))
-    held = found.records["shop/new"]
-    assert (len(held), held[-1].is_intent, held[0]) == (MOST_RECORDS, True, many[1])
+    kept = found.records["shop/new"]
+    assert (len(kept), kept[-1].is_intent, kept[0]) == (MOST_RECORDS, True, many[1])
 
 
 def test_two_retractions_on_record_mean_a_gpu_of_its_own_and_an_intent_is_none() -> None:
@@ -223,14 +223,14 @@ class Cluster:
         residents: dict[str, tuple[Resident, ...]] = {"A": (), "B": ()}
         for gpu, resident in self.pods.values():
             residents[gpu] += (resident,)
-        for gpu, held in residents.items():
-            if any(resident.leaving for resident in held):
+        for gpu, residents_there in residents.items():
+            if any(resident.leaving for resident in residents_there):
                 self.left[gpu] = self.now
         asks = [RetractionAsk(uid, self.pods[uid][0], "") for uid in sorted(self.asks & self.pods.keys())]
-        held = {**{resident.share: () for _, resident in self.pods.values()}, **self.records, **self.wanted}
+        records = {**{resident.share: () for _, resident in self.pods.values()}, **self.records, **self.wanted}
         written = {one.pod_uid for each in self.records.values() for one in each if one.is_intent}
         known = RetractionSituation(
-            tuple(asks), residents, held, frozenset(written), dict(self.evicted), dict(self.left)
+            tuple(asks), residents, records, frozenset(written), dict(self.evicted), dict(self.left)
         )
         found = plan_retractions(known, SETTINGS, self.now)
         self.wanted |= found.records

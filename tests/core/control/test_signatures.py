@@ -170,8 +170,8 @@ def test_the_cap_curve_grows_from_what_is_seen_under_other_caps():
 
 def test_a_point_is_what_a_program_draws_under_a_cap_of_what_it_draws_with_all_threads():
     whole = replace(seen_under(99, 1.0, work=0.6), thread_percentage=None, cap_curve=())
-    said = seen_under(30, 0.5)
-    fast = replace(said, counters={name: 0.9 * value / 0.5 for name, value in whole.counters.items()})
+    seen = seen_under(30, 0.5)
+    fast = replace(seen, counters={name: 0.9 * value / 0.5 for name, value in whole.counters.items()})
     [point] = copied(whole, fast).cap_curve
     assert (point.thread_percentage, point.progress_ratio) == (30, pytest.approx(0.9, abs=0.05)), (
         "whatever the law said: 0.5"
@@ -221,8 +221,10 @@ def test_a_grown_curve_rises_and_holds_no_point_that_nobody_saw(seen):
         told = [one for one in seen if one.revision == kept.revision]
         for cap, progress in points.items():
             assert cap in {one.thread_percentage for one in told}
-            said = max(one.cap_curve[0].progress_ratio for one in told if one.thread_percentage == cap)
-            assert progress <= 1.2 * said + 0.05, "its own law's word, or what it draws of what another drew"
+            curve_progress = max(one.cap_curve[0].progress_ratio for one in told if one.thread_percentage == cap)
+            assert progress <= 1.2 * curve_progress + 0.05, (
+                "its own law's word, or what it draws of what another drew"
+            )
         assert not kept.contradiction()
         assert grown_curve(kept, [kept, each]) == grown_curve(kept, [each])
     assert copied(copied(kept, *seen), *seen) == copied(kept, *seen)
@@ -315,10 +317,10 @@ def test_a_growing_window_is_written_a_few_times_only(windows):
 
 @given(st.sampled_from(sorted(WORKLOADS)), st.floats(1, 10), st.sampled_from(JobClass))
 def test_auto_is_always_a_fraction_that_may_be_asked_for(workload, slowdown, job_class):
-    said = recommended_fraction(signature(workload), max_slowdown=slowdown, job_class=job_class)
-    assert 10 <= parse_fraction(said)[0] <= 100
+    fraction = recommended_fraction(signature(workload), max_slowdown=slowdown, job_class=job_class)
+    assert 10 <= parse_fraction(fraction)[0] <= 100
     looser = recommended_fraction(signature(workload), max_slowdown=slowdown + 1, job_class=job_class)
-    assert float(looser) <= float(said)
+    assert float(looser) <= float(fraction)
 
 
 def test_a_signature_without_what_the_model_needs_is_unknown():

@@ -31,7 +31,7 @@ def sets_to_mend() -> tuple[MeasuredSet, ...]:
     return tuple(found)
 
 
-def held(programs: MeasuredSet, trace: Trace) -> None:
+def check_invariants(programs: MeasuredSet, trace: Trace) -> None:
     """What holds on every set, whatever the noise."""
     for position in range(len(programs.members)):
         duties = [each[position] for each in trace.duties]
@@ -67,7 +67,7 @@ def test_promises_that_can_be_kept_are_kept_and_nobody_pays_with_its_own(size, d
     seed = data.draw(st.integers(0, 2**16))
     delay = data.draw(st.sampled_from([0.4, 0.4, 0.0, 0.8]))
     trace = run(programs, WINDOWS, np.random.default_rng(seed), noise=0.05, delay=delay)
-    held(programs, trace)
+    check_invariants(programs, trace)
     assert np.mean(kept(programs, trace, tolerance=0.03)[SETTLED:]) >= 0.8
     for position in range(len(programs.members)):
         assert direction_changes(trace, position, SETTLED) <= 4, "no oscillation"

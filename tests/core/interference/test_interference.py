@@ -112,11 +112,11 @@ def test_the_same_dataset_and_seed_give_the_same_parameters(fitted_model):
 def test_held_out_sets_hold_a_workload_never_fitted_on():
     sets = sets_of(synthetic()[0])
     for fold in range(5):
-        training, held = split_workloads(sets, fold)
+        training, left_out = split_workloads(sets, fold)
         unseen = set(sets.workloads[fold::5])
         assert not any(unseen & set(sets.names(at)) for at in training)
-        assert all(unseen & set(sets.names(at)) for at in held)
-        assert sorted(training + held) == list(range(len(sets.index)))
+        assert all(unseen & set(sets.names(at)) for at in left_out)
+        assert sorted(training + left_out) == list(range(len(sets.index)))
 
 
 def test_too_little_to_fit_is_said_in_a_sentence():
@@ -165,7 +165,7 @@ def test_predictions_are_ratios_inside_their_interval_and_never_above_alone(draw
 def test_what_tenants_draw_of_the_memory_bus_is_never_more_than_it_holds(drawn):
     model = default_model()
     loads = [(profile(sm, dram), cap) for sm, dram, cap in drawn]
-    each = [dram * said.progress for (_, dram, _), said in zip(drawn, model.predict(loads), strict=True)]
+    each = [dram * forecast.progress for (_, dram, _), forecast in zip(drawn, model.predict(loads), strict=True)]
     alone = [
         dram * cap_progress(known, cap / 100) for (_, dram, _), (known, cap) in zip(drawn, loads, strict=True)
     ]
@@ -196,8 +196,8 @@ def test_the_order_of_the_tenants_does_not_matter(drawn, chance):
 
 def test_a_missing_counter_or_rate_does_not_stop_a_prediction():
     bare = Profile(Counters(sm_util=0.5))
-    said = default_model().predict([(bare, 100), (profile(0.9), 50)])
-    assert all(0 < forecast.progress <= 1 for forecast in said)
+    forecasts = default_model().predict([(bare, 100), (profile(0.9), 50)])
+    assert all(0 < forecast.progress <= 1 for forecast in forecasts)
 
 
 def test_the_artefact_comes_back_as_written_and_says_what_is_wrong_with_others():
@@ -254,10 +254,10 @@ def test_a_dataset_that_never_fills_the_memory_bus_does_not_bound_it(fitted_mode
 def test_another_gpu_widens_the_interval_only():
     model = default_model()
     loads = [(profile(0.8), 50), (profile(0.6), 50)]
-    here, there = model.predict(loads), model.for_gpu("NVIDIA A100-SXM4-80GB").predict(loads)
+    here, elsewhere = model.predict(loads), model.for_gpu("NVIDIA A100-SXM4-80GB").predict(loads)
     assert model.for_gpu("NVIDIA H200") is model
-    assert [f.progress for f in here] == [f.progress for f in there]
-    assert all(b.upper - b.lower > a.upper - a.lower for a, b in zip(here, there, strict=True))
+    assert [f.progress for f in here] == [f.progress for f in elsewhere]
+    assert all(b.upper - b.lower > a.upper - a.lower for a, b in zip(here, elsewhere, strict=True))
 
 
 def test_profiles_that_say_too_little_are_refused_with_the_reason():
@@ -357,9 +357,9 @@ def test_a_profile_that_lacks_something_has_an_interval_of_its_own_and_the_law_a
     assert [lacking(without(full, what)) for what in LACKINGS] == list(LACKINGS)
     for one, other in itertools.product(LACKINGS, repeat=2):
         pair = [(without(full, one), 50), (without(full, other), 50)]
-        said = model.predict(pair)
-        assert [each.progress for each in said] == [each.progress for each in shipped.predict(pair)]
-        for each in said:
+        forecasts = model.predict(pair)
+        assert [each.progress for each in forecasts] == [each.progress for each in shipped.predict(pair)]
+        for each in forecasts:
             assert each.lower == pytest.approx(max(0.0, each.progress - 0.1 * (1 + (one | other))))
 
 
@@ -369,8 +369,8 @@ def test_caps_that_keep_tenants_apart_have_intervals_of_their_own():
     bounds[:, 0, ..., 0], bounds[:, 1, ..., 0] = -0.2, -0.1
     model = dataclasses.replace(shipped, errors=bounds)
     for caps, width in (((50, 50), 0.1), ((60, 50), 0.2), ((34, 33, 33), 0.1), ((50, 25, 50), 0.2)):
-        said = model.predict([(profile(0.5), cap) for cap in caps])
-        assert [each.progress - each.lower for each in said] == pytest.approx([width] * len(caps), abs=1e-6)
+        forecasts = model.predict([(profile(0.5), cap) for cap in caps])
+        assert [each.progress - each.lower for each in forecasts] == pytest.approx([width] * len(caps), abs=1e-6)
 
 
 def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_programs_show(fitted_model):
@@ -425,9 +425,11 @@ def test_what_a_workload_does_beside_a_probe_decides_and_is_filled_where_it_was_
         Profile(counters, 300.0, 1000, probes=dict.fromkeys(PROBES, both)) for both in ((0.9, 0.1), (0.1, 0.9))
     )
     other = profile(0.9, 0.3)
-    said = {who: model.predict([(each, 100), (other, 100)]) for who, each in (("strong", strong), ("weak", weak))}
-    assert said["strong"][0].progress > said["weak"][0].progress + 0.1
-    assert said["strong"][1].progress < said["weak"][1].progress
+    forecasts = {
+        who: model.predict([(each, 100), (other, 100)]) for who, each in (("strong", strong), ("weak", weak))
+    }
+    assert forecasts["strong"][0].progress > forecasts["weak"][0].progress + 0.1
+    assert forecasts["strong"][1].progress < forecasts["weak"][1].progress
     unmeasured = dataclasses.replace(strong, probes={PROBES[0]: (0.9, 0.1)})
     assert not knows_probes(unmeasured)
     assert model.predict([(unmeasured, 100), (other, 100)]) == model.predict(
@@ -454,8 +456,10 @@ def test_programs_measured_at_100_alone_are_enough_to_fit():
     sets = sets_of(whole)
     assert not any(map(knows_caps, sets.profiles))
     model = fitted(unfitted(whole, sets, 3), sets, range(len(sets.index)), seed=3, members=1, done=lambda _: None)
-    said = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
-    assert said.mae < 0.08
+    accuracy = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[
+        2
+    ]
+    assert accuracy.mae < 0.08
 
 
 def test_the_gap_between_kernels_is_told_apart_where_the_counter_is_nearly_full():
@@ -471,7 +475,7 @@ def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
     everything = list(range(len(sets.index)))
     model = fitted(unfitted(data, sets, 3), sets, everything, seed=3, members=1, done=lambda _: None)
     exact = [(at, np.array([[true, true, true] for true in sets.progress[at]])) for at in everything]
-    off = [(at, said - 0.2) for at, said in exact]
+    off = [(at, true - 0.2) for at, true in exact]
     errors = with_errors(model, sets, exact, {Lacking.COUNTERS: off}).errors
     assert errors[Lacking.COUNTERS] == pytest.approx(np.full_like(errors[Lacking.COUNTERS], 0.2))
     assert not errors[Lacking.COUNTERS | Lacking.CAP_CURVE].any()
@@ -496,10 +500,10 @@ def test_of_two_choices_alike_the_one_that_surely_keeps_the_tolerance_is_chosen(
     three = dataclasses.replace(
         sets, cells=cells, index=((0, 1), (2, 3), (4, 5)), progress=((0.9, 0.4), (0.6, 0.6), (0.3, 0.3))
     )
-    said = {0: (0.8, 0.52, 0.2), 1: (0.65, 0.63, 0.05), 2: (0.3, 0.3, 0.05)}
+    promises = {0: (0.8, 0.52, 0.2), 1: (0.65, 0.63, 0.05), 2: (0.3, 0.3, 0.05)}
     judged = [
         _PredictedSet(at, np.array([[p, p - width, p + width] for p in (one, other)]), {})
-        for at, (one, other, width) in said.items()
+        for at, (one, other, width) in promises.items()
     ]
     choices = _choices(three, judged, 1)
     assert (choices.caps_sets, choices.caps_broken) == (1, 0)

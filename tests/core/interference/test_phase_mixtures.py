@@ -50,12 +50,12 @@ def test_every_mixture_of_a_few_comes_once_and_of_many_each_work_of_each_and_all
 def test_what_is_predicted_is_the_worst_of_all_mixtures(tenants):
     model = default_model()
     asked = [(program(usual, others), cap) for usual, others, cap in tenants]
-    said = predict_worst(model, asked)
+    forecasts = predict_worst(model, asked)
     mixed = [
         model.predict([(work, cap) for work, (_, cap) in zip(each, asked, strict=True)])
         for each in itertools.product(*(works(profile) for profile, _ in asked))
     ]
-    for at, forecast in enumerate(said):
+    for at, forecast in enumerate(forecasts):
         for figure in ("progress", "lower", "upper"):
             least = min(getattr(each[at], figure) for each in mixed)
             assert getattr(forecast, figure) == pytest.approx(least, abs=1e-5)

@@ -88,11 +88,11 @@ def test_auto_is_promised_its_slowdown_against_a_whole_gpu(
 def test_who_tolerates_more_gets_no_larger_share_and_no_higher_promise(
     known: Profile, slowdown: float, more: float
 ) -> None:
-    def said(tolerated: float) -> tuple[int, float]:
+    def share_and_promise(tolerated: float) -> tuple[int, float]:
         share = auto_share(known, max_slowdown=tolerated, job_class=JobClass.THROUGHPUT)
         return share, promised_progress(known, share, tolerated, is_auto=True)
 
-    (share, promise), (looser, lower) = said(slowdown), said(slowdown + more)
+    (share, promise), (looser, lower) = share_and_promise(slowdown), share_and_promise(slowdown + more)
     assert looser <= share
     assert lower <= promise * (1 / NO_LOSS) + 1e-9, (
         "within the noise of a curve where hardly anything is tolerated"

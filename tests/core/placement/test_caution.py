@@ -67,13 +67,13 @@ def test_who_would_hurt_too_much_is_refused_with_figures_and_goes_elsewhere():
     cluster.put("a", 50, known("stream", 1.2), "g0.0", JobClass.LATENCY)
     found, choose = cluster.ask(50, known("stream", 1.2))
     assert found.nodes == ["n1"]
-    [(node, said)] = found.rejections().items()
-    assert (node, said.reason) == ("n0", Reason.SLOWDOWN)
+    [(node, rejection)] = found.rejections().items()
+    assert (node, rejection.reason) == ("n0", Reason.SLOWDOWN)
     figures = re.fullmatch(
-        r"has room on 1 GPU, but .* could keep only (.*) of its speed alone, (.*) is promised", said.detail
+        r"has room on 1 GPU, but .* could keep only (.*) of its speed alone, (.*) is promised", rejection.detail
     )
     assert float(figures[1]) < float(figures[2]) <= 1 / 1.2 + 0.005
-    assert choose("n0") == said
+    assert choose("n0") == rejection
     assert isinstance(choose("n1"), Placement)
 
 
@@ -104,12 +104,12 @@ def test_an_unknown_tenant_is_taken_for_one_that_costs_others_much():
     """Whichever of the two comes, and where a profile is of another GPU model."""
     strict = known("stream", 1.02)
     for unknown in (None, known("latency-probe", 1.5, "Tesla T4")):
-        for there, comes in ((unknown, strict), (strict, unknown)):
+        for resident, comes in ((unknown, strict), (strict, unknown)):
             cluster = Cluster(1)
-            cluster.put("a", 50, there, "g0.0")
+            cluster.put("a", 50, resident, "g0.0")
             assert cluster.ask(50, comes)[0].nodes == []
             cluster = Cluster(1)
-            cluster.put("a", 30, replace(there, max_slowdown=9.0) if there else None, "g0.0")
+            cluster.put("a", 30, replace(resident, max_slowdown=9.0) if resident else None, "g0.0")
             assert cluster.ask(30, replace(comes, max_slowdown=9.0) if comes else None)[0].nodes == ["n0"]
 
 
@@ -221,8 +221,8 @@ def feasible(model, every):
     """Whether all promises are kept five times of six: with nobody stopped, and with one at a time (by an LP)."""
 
     def judged(tenants):
-        said = model.predict([(what.profile, cap) for what, _, cap in tenants])
-        return [each.progress - (each.progress - each.lower) / 1.645 for each in said]
+        forecasts = model.predict([(what.profile, cap) for what, _, cap in tenants])
+        return [each.progress - (each.progress - each.lower) / 1.645 for each in forecasts]
 
     whole = np.array(judged(every))
     floors = [promised_progress(what.profile, share, what.max_slowdown) for what, share, _ in every]

@@ -104,9 +104,9 @@ def test_classes_have_promises_of_their_own():
 def test_a_retraction_keeps_both_apart_until_it_ends():
     apart = known("dlrm-infer", 9.0, apart=(KeptApart(frozenset({"bert-infer"}), 100.0),))
     other = known("bert-infer", 9.0)
-    for there, comes in ((other, apart), (apart, other)):
+    for resident, comes in ((other, apart), (apart, other)):
         cluster = Cluster(1)
-        cluster.put(25, there, at=0, cap=25)
+        cluster.put(25, resident, at=0, cap=25)
         refused = cluster.decide(25, comes, now=99.0)[1]
         assert isinstance(refused, Rejection)
         assert refused.reason is Reason.SLOWDOWN

@@ -77,9 +77,9 @@ def test_the_gpu_that_the_fewest_have_to_leave_is_kept_and_younger_pods_are_told
     assert isinstance(refused, Rejection)
     assert refused.reason is Reason.KEPT
     assert "GPU g0.1 is kept for default/large, which has waited 8 min" in refused.detail
-    [(node, said)] = survey(young(20), found).rejections().items()
-    assert (node, said.reason) == ("n0", Reason.KEPT)
-    assert decide(young(20), found, node="n0") == said
+    [(node, rejection)] = survey(young(20), found).rejections().items()
+    assert (node, rejection.reason) == ("n0", Reason.KEPT)
+    assert decide(young(20), found, node="n0") == rejection
 
 
 def test_who_does_not_set_it_back_goes_there():

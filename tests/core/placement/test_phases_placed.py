@@ -36,11 +36,11 @@ def known(profile, max_slowdown):
     return KnownWorkload(repr(profile), H200, max_slowdown, profile)
 
 
-def takes(there, comes):
+def takes(resident, comes):
     """Whether a GPU that one workload has half of takes another on the other half."""
     state = ClusterState([NodeSpec("n0", (GpuSpec("g0", H200),))])
     state.reserve("a", Placement("n0", ("g0",)), PlacementRequest("a", 500, job_class=JobClass.THROUGHPUT))
-    judge = Judge(default_model, {"a": there}.get)
+    judge = Judge(default_model, {"a": resident}.get)
     asked = PlacementRequest("new", 500, job_class=JobClass.THROUGHPUT, known=comes)
     return survey(asked, DecisionContext(state, BestFit(), judge)).nodes == ["n0"]
 
@@ -72,11 +72,11 @@ def test_of_a_set_no_more_is_expected_or_promised_than_of_each_mixture_of_phases
     plain = [member(SOLO[usual], usual) for usual, _ in pairs]
     other = [member(SOLO[work], work) for _, work in pairs]
     index = rows_of(table, [mixed, plain, other])
-    said = table.forecast(index, stops=False)
+    forecast = table.forecast(index, stops=False)
     floors = table.floors[index]
     assert (floors[0] <= floors[1:] + 1e-9).all(), "what is promised is promised for each phase"
-    assert said.summed[0] <= said.summed[1:].min() + 1e-5
-    assert said.summed[1:].tolist() == table.forecast(index[1:], stops=False).summed.tolist()
+    assert forecast.summed[0] <= forecast.summed[1:].min() + 1e-5
+    assert forecast.summed[1:].tolist() == table.forecast(index[1:], stops=False).summed.tolist()
 
 
 def test_what_is_known_changes_its_key_when_a_phase_is_added():

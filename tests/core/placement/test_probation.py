@@ -50,10 +50,10 @@ class Cluster:
         self.now = 1000.0
 
     def known(self, uid: str) -> KnownWorkload | None:
-        held = self.state.reservation(uid)
-        if held is None or held.request.unprofiled is None:
+        reservation = self.state.reservation(uid)
+        if reservation is None or reservation.request.unprofiled is None:
             return None
-        if not held.request.unprofiled.workloads & self.profiled:
+        if not reservation.request.unprofiled.workloads & self.profiled:
             return None
         return KnownWorkload("stream", H200, None, Profile(SOLO.solo, SOLO.iterations_per_s), "stream")
 
@@ -342,10 +342,12 @@ def test_a_window_ends_no_workload_has_two_and_no_gpu_is_closed_without_an_unkno
                 cluster.state.reserve(request.pod_uid, decided, request)
         places = closed_places(cluster.state, cluster.context.judge, cluster.now)
         assert len(places) <= probation.most
-        held = [each.closed for each in places]
-        assert len({each.gpu_uuid for each in held}) == len(held)
-        assert len({name for each in held for name in each.term.workloads}) == len(held), "one a workload"
-        for each in held:
+        closed_gpus = [each.closed for each in places]
+        assert len({each.gpu_uuid for each in closed_gpus}) == len(closed_gpus)
+        assert len({name for each in closed_gpus for name in each.term.workloads}) == len(closed_gpus), (
+            "one a workload"
+        )
+        for each in closed_gpus:
             reservation = cluster.state.reservations[each.pod_uid]
             assert reservation.placement.gpu_uuids == (each.gpu_uuid,)
             assert [tenant.pod_uid for tenant in cluster.state.tenants(each.gpu_uuid)] == [each.pod_uid]

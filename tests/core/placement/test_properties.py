@@ -95,15 +95,15 @@ def test_no_policy_over_commits(
     )
     share, memory, clients, alone = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     cpu, node_memory, tenants = Counter[str](), Counter[str](), Counter[str]()
-    for held in state.reservations.values():
-        request = held.request
-        cpu[held.placement.node] += request.cpu_milli
-        node_memory[held.placement.node] += request.node_memory_mib
-        assert len(set(held.placement.gpu_uuids)) == request.gpu_count
-        for uuid in held.placement.gpu_uuids:
-            assert uuid.startswith(held.placement.node + "/")
+    for reservation in state.reservations.values():
+        request = reservation.request
+        cpu[reservation.placement.node] += request.cpu_milli
+        node_memory[reservation.placement.node] += request.node_memory_mib
+        assert len(set(reservation.placement.gpu_uuids)) == request.gpu_count
+        for uuid in reservation.placement.gpu_uuids:
+            assert uuid.startswith(reservation.placement.node + "/")
             share[uuid] += request.share_milli
-            memory[uuid] += held.placement.memory_mib
+            memory[uuid] += reservation.placement.memory_mib
             clients[uuid] += request.clients
             tenants[uuid] += 1
             alone[uuid] += request.fault_domain is FaultDomain.ISOLATED
@@ -118,8 +118,8 @@ def test_no_policy_over_commits(
             assert clients[uuid] <= names.MAX_CLIENTS_PER_GPU
             assert not alone[uuid] or tenants[uuid] == 1
             for tenant in state.tenants(uuid):
-                held = state.reservations[tenant.pod_uid]
-                assert not held.request.models or model in held.request.models
+                reservation = state.reservations[tenant.pod_uid]
+                assert not reservation.request.models or model in reservation.request.models
 
 
 @settings(max_examples=40, deadline=None)

@@ -122,11 +122,11 @@ def test_preferred_gpus_are_taken_while_they_have_room() -> None:
 def test_a_refusal_by_caution_names_what_tenants_tolerate() -> None:
     state = ClusterState([node("a", 1, model="NVIDIA H200")])
     stream = KnownWorkload("stream", "NVIDIA H200", 1.01, Profile(WORKLOADS["stream"].solo))
-    there = PlacementRequest("there", 500, known=stream)
-    placed = decide(there, context_of(state, BestFit()))
+    first = PlacementRequest("there", 500, known=stream)
+    placed = decide(first, context_of(state, BestFit()))
     assert isinstance(placed, Placement)
     assert placed.thread_percentage == 100, "nobody like it could come, whatever its cap"
-    state.reserve("there", placed, there)
+    state.reserve("there", placed, first)
     refused = decide(PlacementRequest("new", 500, known=stream), context_of(state, BestFit()))
     assert isinstance(refused, Rejection)
     assert refused.reason is Reason.SLOWDOWN

@@ -37,16 +37,16 @@ def test_progress_is_of_work_each_second() -> None:
     at_1400, at_1900 = 1400.0, 1900.0
     product = TenantEvidence(TENSOR, sm_clock_mhz=at_1400)
     plain = TenantEvidence(PLAIN, sm_clock_mhz=at_1900)
-    there = {
+    counters = {
         name: 0.4 * getattr(at_clock(TENSOR, at_1400, at_1900), name) + 0.6 * value
         for name, value in PLAIN.as_dict().items()
     }
-    told = attribute(Counters(**there), [product, plain], at_1900)
+    told = attribute(Counters(**counters), [product, plain], at_1900)
     assert [each.progress_ratio for each in told] == pytest.approx([0.4, 0.6], abs=0.02)
-    blind = attribute(Counters(**there), [product, plain])
+    blind = attribute(Counters(**counters), [product, plain])
     assert blind[0].progress_ratio is not None
     assert blind[0].progress_ratio < 0.35
-    assert told[0].pipes["fp16"] == pytest.approx(there["hmma_tensor_util"], abs=0.02)
+    assert told[0].pipes["fp16"] == pytest.approx(counters["hmma_tensor_util"], abs=0.02)
 
 
 def test_a_signature_without_a_clock_is_taken_as_it_is() -> None:

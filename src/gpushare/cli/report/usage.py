@@ -241,7 +241,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
     for one in history.tenancies:
         on_gpu[one.gpu_uuid].append(one)
     alone = _alone(on_gpu)
-    together: dict[tuple[WorkloadName, WorkloadName], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    joint: dict[tuple[WorkloadName, WorkloadName], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for tenancies in on_gpu.values():
         present = np.array([one.present for one in tenancies])
         busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * present
@@ -259,7 +259,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
                 both = others[other] & known
                 if not both.any():
                     continue
-                sums = together[one.name, neighbour.name]
+                sums = joint[one.name, neighbour.name]
                 sums[0] += both.sum()
                 sums[1] += float(one.progress_ratio[both].sum())
                 sums[2] += float((loss * weights[other] / total)[both].sum())
@@ -272,7 +272,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
             progress / moments,
             lost * history.hours,
         )
-        for (slowed, by), (moments, progress, lost) in together.items()
+        for (slowed, by), (moments, progress, lost) in joint.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.lost, row.slowed, row.by)))
 

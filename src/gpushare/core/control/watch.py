@@ -527,7 +527,7 @@ def _lasting_throttle(
         if target_of not in known.tenants or now - state.left_for_target_at < GIVEN_UP_SECONDS:
             return None
         victim, what = target_of, "meets its latency target"
-    together = sum(known.progress(uid, known.duties) for uid in known.tenants)
+    joint = sum(known.progress(uid, known.duties) for uid in known.tenants)
     gains = {uid: known.gain({**free, uid: 0.0}) for uid in may_leave(known, victim, free)}
     surely = (uid for uid, (gain, error) in gains.items() if gain > settings.confidence * error)
     leaving = next(surely, None)
@@ -535,5 +535,5 @@ def _lasting_throttle(
         return None
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
     throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} {what}"
-    why = f"{throttle}, and all make {together:.2f} together, {together + gains[leaving][0]:.2f} without {leaving}"
+    why = f"{throttle}, and all make {joint:.2f} together, {joint + gains[leaving][0]:.2f} without {leaving}"
     return LeavingCause(leaving, why, target_of)

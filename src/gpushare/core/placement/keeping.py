@@ -232,8 +232,8 @@ class _Search:
             return None
         used = np.where(possible, GPU_MILLI - state.share_free_milli, _FAR)
         least = np.sort(used, axis=0)[:count]
-        together = np.where(least[-1] == _FAR, _FAR, np.where(least == _FAR, 0, least).sum(axis=0))
-        for row in _nearest(together):
+        joint_share = np.where(least[-1] == _FAR, _FAR, np.where(least == _FAR, 0, least).sum(axis=0))
+        for row in _nearest(joint_share):
             slots = tuple(np.argsort(used[:, row], kind="stable")[:count].tolist())
             leaving = self._all_of(pod, [(row, slot) for slot in slots])
             if leaving is not None:
