@@ -2,7 +2,8 @@
 
 Not the shipped fake (gpushare.kube.fake): that one keeps every object and its last state as Python dictionaries
 and copies each page that it answers, so that with 100,000 pods the extender would be timed waiting for it, on a
-machine whose memory the fake had taken. This one sends bytes made beforehand, or page by page.
+machine whose memory the fake had taken. This one sends bytes made beforehand, or page by page. A reader gets the
+same lists from both (tests/bench/test_fakeapi.py).
 """
 
 import argparse
