@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushare.mps import CommandRefusedError, DaemonDownError, commands
-from gpushare.mps.control import _together
+from gpushare.mps.control import _joined
 from gpushare.mps.errors import NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 
@@ -39,7 +39,7 @@ def test_changes_are_confirmed():
     commands.set_device_pinned_mem_limit(458, 0, 4096).parse(ANSWERS["set_device_pinned_mem_limit 458 0 4096M"])
     commands.set_default_client_priority(1).parse(ANSWERS["set_default_client_priority 1"])
     both = [commands.set_active_thread_percentage(458, 20), commands.set_device_pinned_mem_limit(458, 0, 1024)]
-    _together(both).parse(ANSWERS["set_active_thread_percentage 458 20\nset_device_pinned_mem_limit 458 0 1024M"])
+    _joined(both).parse(ANSWERS["set_active_thread_percentage 458 20\nset_device_pinned_mem_limit 458 0 1024M"])
 
 
 def test_a_change_that_the_daemon_silently_did_not_make_is_refused():
