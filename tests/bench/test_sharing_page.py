@@ -15,7 +15,13 @@ from bench.sharing.report import table
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/sharing"
 PAGE = (ROOT / "docs/measurements/sharing-h200.md").read_text().replace("**", "")
-TITLES = {"mps-equal": "MPS, 4 equal parts", "hard-caps": "shares as hard caps", "gpushare": "gpushare"}
+TITLES = {
+    "time-slicing": "time slicing, 4 replicas",
+    "mps-equal": "MPS, 4 equal parts",
+    "mps-pairs": "MPS, uncapped pairs",
+    "hard-caps": "shares as hard caps",
+    "gpushare": "gpushare",
+}
 
 
 @pytest.fixture
