@@ -30,12 +30,8 @@ def image(cluster: Cluster) -> str:
     """gpushare built from this checkout and installed; the demo's tenants would be in the way."""
     cluster.try_kubectl("delete", "namespace", "gpushare-demo", "--ignore-not-found", seconds=180)
     images = json.loads(driver("install", timeout_seconds=1200).splitlines()[-1])
-    wait_for("two healthy GPUs", lambda: healthy(cluster) == 2, seconds=90)
+    wait_for("two healthy GPUs", lambda: cluster.healthy_gpus() == 2, seconds=90)
     return str(images["image"])
-
-
-def healthy(cluster: Cluster) -> int:
-    return sum(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in cluster.gpus())
 
 
 @pytest.fixture

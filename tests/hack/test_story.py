@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,5 @@ def test_the_recording_on_the_site_is_small_and_shows_every_part_of_the_story() 
     assert min(at) >= 0, dict(zip(openings, at, strict=True))
     assert at == sorted(at)
     assert entries[-1][0] < 180, "within three minutes"
+    day = datetime.fromtimestamp(first["timestamp"], UTC).date()
+    assert f"(`make demo-record`, {day}, commit " in SITE_RECORDING.with_suffix(".md").read_text()
