@@ -52,7 +52,7 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
     ("kubectl gpushare", Way.PLUGIN),
     ("kubectl", Way.CLUSTER),
     ("helm install gpu-operator", "NVIDIA's chart comes from a repository that tests cannot rely on"),
-    ("helm test", "needs a kubelet and GPUs: tests/gpu/chart_suite.py and tests/e2e walk a pod that way"),
+    ("helm test", "needs a kubelet and GPUs: tests/e2e/test_first_pod.py runs it, and tests/gpu/chart_suite.py"),
     ("helm", Way.CLUSTER),
     ("gpushare completion fish | source", Way.FISH),
     ("source <(gpushare completion bash)", Way.BASH),
@@ -69,7 +69,7 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
         "docker ",
         "needs Docker and a registry; tests/e2e run the image that hack/cluster builds of the same Dockerfile",
     ),
-    ("make demo", "needs minutes and a cluster; tests/hack/test_story.py plays its parts"),
+    ("make demo", "needs minutes and a cluster; tests/e2e/test_story.py runs its story"),
     ("make test", "is what runs this"),
 )
 # Blocks in other languages that no test looks into, by the page and their first line.

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ GPU = "gpushare.io/gpu"
 THREADS = "gpushare.io/thread-percentage"
 MEMORY_LIMIT = "gpushare.io/memory-limit"
 H200_SM_COUNT = 132
+DAEMONSETS = ("agent", "mps")  # of the release's parts; the others are Deployments
+NOWHERE = "gpushare.io/nowhere"
 IDLE = ["sh", "-c", "exec sleep infinity"]  # a pod that has its share and starts nothing on the GPU
 
 Json = dict[str, Any]
@@ -94,6 +97,11 @@ class Cluster:
         """Every GPU as its agent reports it."""
         return [gpu for node in self.get("gpunodes")["items"] for gpu in node.get("status", {}).get("gpus", [])]
 
+    def healthy_gpus(self) -> int:
+        """How many GPUs take tenants."""
+        gpus = self.gpus()
+        return sum(gpu["health"] == "Healthy" and gpu.get("mps", {}).get("state") == "Active" for gpu in gpus)
+
 
 def helm(cluster: Cluster, *arguments: str) -> str:
     """Run helm on the release's namespace."""
@@ -110,18 +118,76 @@ def helm(cluster: Cluster, *arguments: str) -> str:
     return done.stdout
 
 
-def gpushare(cluster: Cluster, *arguments: str) -> str:
+def try_gpushare(kubeconfig: str, *arguments: str) -> Answer:
     """Run `gpushare`, or `kubectl gpushare`, as this checkout has it."""
     program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments, "--kubeconfig", cluster.kubeconfig],
+        [sys.executable, "-c", program, *arguments, "--kubeconfig", kubeconfig],
         capture_output=True,
         text=True,
         timeout=60,
-        check=True,
+        check=False,
         env={"PYTHONPATH": str(ROOT / "src")},
     )
-    return done.stdout
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def gpushare(cluster: Cluster, *arguments: str) -> str:
+    """What it prints."""
+    answer = try_gpushare(cluster.kubeconfig, *arguments)
+    assert answer.code == 0, answer.err
+    return answer.out
+
+
+def pods_of(cluster: Cluster, *parts: str) -> list[Json]:
+    """Pods of these parts, those that are still ending included: an ending server still answers."""
+    selector = f"app.kubernetes.io/component in ({','.join(parts)})"
+    found: list[Json] = cluster.get("-n", RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+    return found
+
+
+@contextmanager
+def without(cluster: Cluster, *parts: str) -> Iterator[None]:
+    """Take parts of the release away, all of their pods; afterwards they are there again, and the GPUs healthy."""
+    daemonsets = [part for part in parts if part in DAEMONSETS]
+    count = len([pod for pod in pods_of(cluster, *parts) if "deletionTimestamp" not in pod["metadata"]])
+    replicas = {
+        part: cluster.get("-n", RELEASE_NAMESPACE, "deployment", f"{RELEASE}-{part}")["spec"]["replicas"]
+        for part in parts
+        if part not in DAEMONSETS
+    }
+
+    def scale(counts: Mapping[str, int]) -> None:
+        for part, count in counts.items():
+            cluster.kubectl(
+                "-n", RELEASE_NAMESPACE, "scale", "deployment", f"{RELEASE}-{part}", f"--replicas={count}"
+            )
+
+    def select(value: str | None) -> None:
+        body = json.dumps({"spec": {"template": {"spec": {"nodeSelector": {NOWHERE: value}}}}})
+        for part in daemonsets:
+            cluster.kubectl("-n", RELEASE_NAMESPACE, "patch", "daemonset", f"{RELEASE}-{part}", "-p", body)
+
+    def are_back() -> bool:
+        pods = pods_of(cluster, *parts)
+        ready = [pod for pod in pods if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
+        return len(ready) == len(pods) == count
+
+    try:
+        scale(dict.fromkeys(replicas, 0))
+        select("true")
+        wait_for(f"no {', '.join(parts)} left", lambda: not pods_of(cluster, *parts), seconds=120)
+        yield
+    finally:
+        select(None)
+        scale(replicas)
+        wait_for(f"{', '.join(parts)} again", are_back, seconds=180)
+        wait_for("both GPUs healthy again", lambda: cluster.healthy_gpus() == 2, seconds=120)
+
+
+def is_ready(pod: Json) -> bool:
+    conditions: list[Json] = pod["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 class Namespace:
@@ -256,11 +322,17 @@ class Namespace:
 
     def events(self, name: str) -> list[str]:
         """Messages of the events about a pod."""
-        about = f"involvedObject.name={name}"
-        return [
-            item["message"]
-            for item in self.cluster.get("-n", self.name, "events", f"--field-selector={about}")["items"]
-        ]
+        return [item["message"] for item in self._events(name)]
+
+    def reasons(self, name: str) -> set[str]:
+        """Reasons of the events about a pod."""
+        return {item["reason"] for item in self._events(name)}
+
+    def _events(self, name: str) -> list[Json]:
+        items: list[Json] = self.cluster.get(
+            "-n", self.name, "events", f"--field-selector=involvedObject.name={name}"
+        )["items"]
+        return items
 
     def delete(self, *pod_names: str) -> None:
         self.cluster.kubectl("-n", self.name, "delete", "pod", *pod_names, "--wait=true")
