@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecluster import FakeCluster, check_screen
+import troubles
+from fakecluster import FakeCluster, check_screen, pod_object
 
 from gpushare.core.api import names
-from gpushare.kube import EVENTS, GPUSHARES, NODES, PODS
+from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -73,6 +76,36 @@ def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: Fake
     assert code == 0, err
     told_now = " ".join(out.split())
     assert "its own is not among them: asked again now, it would be refused: fits on none of 1 nodes;" in told_now
+
+
+@pytest.mark.parametrize(
+    ("shares", "seconds_ago", "says"),
+    [
+        ("0", 1, "the node's agent is not running, so kubelet has no shares to give there now"),
+        ("100", 200, "the node's agent has not reported for more than 150 s"),
+        ("100", 100, "needs 60% of one GPU, the freest has 25% free"),
+    ],
+)
+def test_where_the_agent_is_away_or_silent_nothing_has_room(
+    told: FakeCluster, call: Call, tmp_path: Path, shares: str, seconds_ago: float, says: str
+) -> None:
+    """As the extender counts (tests/extender/test_silent_agents.py); a snapshot stays what it is."""
+    offered = {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: shares}
+    told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": offered}})
+    (gpunode,) = told.store.objects(GPUNODES).values()
+    observed_at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
+    told.put(GPUNODES, {**gpunode, "status": {**gpunode["status"], "observedAt": observed_at}})
+    code, out, err = call("explain", "late")
+    assert code == 0, err
+    assert f"node-a: {says}" in " ".join(out.split())
+    assert "would be on" not in out
+    troubles.told("The pod waits", says)
+    pods = tmp_path / "pods.json"
+    pods.write_text(json.dumps(pod_object("next", "u9", share=60)))
+    assert says in call("plan", "--pods", pods, "--json")[1]
+    assert call("snapshot", "-o", tmp_path)[0] == 0
+    _, planned, _ = call("plan", "--pods", pods, "--snapshot", tmp_path, "--json")
+    assert ("not reported" in planned, "not running" in planned) == (False, shares == "0")
 
 
 def test_it_is_data_too(told: FakeCluster, call: Call) -> None:

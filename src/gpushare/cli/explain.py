@@ -72,7 +72,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
         )
     if view.finished:
         raise AbsentError(f"pod {view.key} has ended ({view.phase}) and holds no share any more")
-    cluster = cluster_of(objects)
+    cluster = cluster_of(objects, time.time())
     mine = next((each for each in cluster.pods if each[0].pod_uid == view.key), None)
     if mine is None:
         why = next((note for note in cluster.notes if view.key in note), "what it asks cannot be read")

@@ -1,6 +1,7 @@
 """A live cluster as input of the packing engine: nodes, their free resources, and where pods run or wait."""
 
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -15,12 +16,15 @@ from gpushare.core.api import (
     NodeRules,
     PodView,
     Rejection,
+    names,
     parse_quantity,
     reduced_object,
     taints_of,
 )
+from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.gpu import Health
 from gpushare.core.placement import (
+    AGENT_AWAY,
     MILLI_PER_PERCENT,
     GpuSpec,
     NodeSpec,
@@ -39,6 +43,7 @@ from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Jso
 from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
+_OFFERED: Final = ("cpu", "memory", names.SHARE_RESOURCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class LiveCluster:
         unfreezable: nodes on which no pod can be stopped for a moment.
         waiting: pods for which kube-scheduler found no node, so that a GPU may be kept for them.
         undecided: pods with a share that gpushare did not place.
+        silent: by node, the least seconds since its agent's last report; `AGENT_AWAY` if kubelet has no shares of
+            healthy GPUs to give.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -97,6 +104,7 @@ class LiveCluster:
     unfreezable: frozenset[str] = frozenset()
     waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
     undecided: tuple[UndecidedPod, ...] = ()
+    silent: Mapping[str, int] = field(default_factory=dict)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
@@ -107,7 +115,7 @@ class LiveCluster:
 
 async def read_cluster(api: Api) -> LiveCluster:
     """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
-    return cluster_of(await read_objects(api))
+    return cluster_of(await read_objects(api), time.time())
 
 
 async def read_objects(api: Api) -> Objects:
@@ -137,12 +145,15 @@ def _reduced_node(obj: Json) -> Json:
     return {
         "metadata": {"name": obj["metadata"]["name"], "labels": obj["metadata"].get("labels") or {}},
         "spec": {"taints": (obj.get("spec") or {}).get("taints") or []},
-        "status": {"allocatable": {key: allocatable[key] for key in ("cpu", "memory") if key in allocatable}},
+        "status": {"allocatable": {key: allocatable[key] for key in _OFFERED if key in allocatable}},
     }
 
 
-def cluster_of(objects: Objects) -> LiveCluster:
+def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
     """Return the cluster that the API's objects describe.
+
+    Args:
+        now: Unix time; None where the objects were read long ago, so that no agent is late.
 
     Raises:
         UsageError: the release's settings cannot be used.
@@ -188,6 +199,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     }
     found: list[NodeSpec] = []
     unhealthy: set[str] = set()
+    silent: dict[str, int] = {}
     for gpunode in gpunodes:
         allocatable = offered.get(gpunode.name)
         if allocatable is None:
@@ -196,6 +208,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
         cpu_taken, memory_taken = others.get(gpunode.name, [0, 0])
         gpus = sorted(gpunode.status.gpus, key=lambda gpu: gpu.index)
         unhealthy.update(gpu.uuid for gpu in gpus if gpu.health is not Health.HEALTHY)
+        if seconds := _silence(gpunode, allocatable, now):
+            silent[gpunode.name] = seconds
         found.append(
             NodeSpec(
                 gpunode.name,
@@ -224,7 +238,21 @@ def cluster_of(objects: Objects) -> LiveCluster:
         unfreezable,
         tuple(waiting),
         tuple(undecided),
+        silent,
     )
+
+
+def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], now: float | None) -> int:
+    """Return the least seconds since the agent's last report, as the extender counts them; 0 if it reports.
+
+    The extender watches the agent's pod; here kubelet's count of shares stands for it.
+    """
+    is_any_healthy = any(gpu.health is Health.HEALTHY for gpu in gpunode.status.gpus)
+    if is_any_healthy and str(allocatable.get(names.SHARE_RESOURCE)) == "0":
+        return AGENT_AWAY
+    observed_at = gpunode.status.observed_at
+    is_late = now is not None and observed_at and now - unix_seconds(observed_at) > SILENT_SECONDS
+    return int(SILENT_SECONDS) if is_late else 0
 
 
 def _listed(gpunodes: Sequence[GpuNode]) -> dict[str, tuple[str, ...]]:

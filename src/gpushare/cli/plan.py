@@ -143,6 +143,8 @@ def state_of(cluster: LiveCluster) -> ClusterState:
         state.set_health(uuid, healthy=False)
     for node in cluster.unfreezable:
         state.set_freezing(node, works=False)
+    for node, seconds in cluster.silent.items():
+        state.set_silence(node, seconds)
     for request, placement in cluster.pods:
         if placement is not None:
             state.reserve(request.pod_uid, placement, request)

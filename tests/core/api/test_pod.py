@@ -1,5 +1,7 @@
 """A pod reduced to what gpushare uses."""
 
+import inspect
+
 from gpushare.core.api import (
     PodView,
     deletion_of,
@@ -11,6 +13,7 @@ from gpushare.core.api import (
     values_of_variable,
     waiting_reason,
 )
+from gpushare.front import place
 
 
 def test_a_pod():
@@ -143,6 +146,21 @@ def test_a_reduced_object_reads_as_the_whole_one():
     pod = PodView.from_object(full_pod())
     assert (pod.short_of_shares, pod.unschedulable, pod.gated, pod.leaving) == (True, True, True, True)
     assert PodView.from_object(full_pod(**rejected)).unserved
+
+
+def test_a_pod_that_the_front_refused_for_want_of_an_agent_was_not_served():
+    """As seen on the local cluster: the next pod was bound to the node at once, and rejected as well."""
+    ends = ("has ended, and no other has begun to serve within 60 s", "ended while it answered")
+    source = inspect.getsource(place)
+    assert all(f'"the gpushare agent of this node {end.partition(",")[0]}' in source for end in ends)
+    for end in ends:
+        message = (
+            "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: "
+            f"code = Unavailable desc = the gpushare agent of this node {end}, which is unexpected"
+        )
+        rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+        assert PodView.from_object(full_pod(**rejected)).unserved
+        assert not PodView.from_object(full_pod(**{**rejected, "reason": "Evicted"})).unserved
 
 
 def test_parts_that_a_pod_lacks_are_empty():

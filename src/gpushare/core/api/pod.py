@@ -15,6 +15,9 @@ _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
 _REJECTED: Final = "UnexpectedAdmissionError"
 # Messages of kubelet's pkg/kubelet/cm/devicemanager: before a plugin registers, and after its connection is lost.
 _NO_PLUGIN: Final = ("cannot allocate unregistered device", "no healthy devices present")
+_NO_AGENT: Final = (
+    "the gpushare agent of this node"  # how gpushare.front begins what it answers in an agent's place
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,4 +214,5 @@ def _started_at(status: Mapping[str, Any]) -> str:
 
 
 def _names_no_plugin(message: str) -> bool:
-    return names.SHARE_RESOURCE in message and any(text in message for text in _NO_PLUGIN)
+    is_kubelets = names.SHARE_RESOURCE in message and any(text in message for text in _NO_PLUGIN)
+    return is_kubelets or _NO_AGENT in message
