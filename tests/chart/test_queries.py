@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from boards import Asked, asked, is_answer, lists, rules
+from boards import Asked, Listed, asked, is_answer, lists, rules
 from exposed import registries
 from livecluster import wait_for
 from realprometheus import Prometheus
@@ -61,9 +61,9 @@ def test_every_query_of_every_panel_returns_data(prometheus: Prometheus, one: As
     wait_for(one.plain, answered, seconds=60)
 
 
-@pytest.mark.parametrize("selector", lists())
-def test_every_drop_down_list_has_entries(prometheus: Prometheus, selector: str) -> None:
-    assert wait_for(selector, lambda: prometheus.query(selector), seconds=60)
+@pytest.mark.parametrize("one", lists(), ids=lambda one: f"{one.label} of {one.selector}")
+def test_every_drop_down_list_has_entries(prometheus: Prometheus, one: Listed) -> None:
+    assert all(wait_for(one.selector, lambda: prometheus.label_values(one.selector, one.label), seconds=60))
 
 
 def test_prometheus_evaluates_every_alert(prometheus: Prometheus) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from deciding import place
-from troubles import PAGE, sections, sentences, told, words
+from troubles import PAGE, SLOW, SLOW_PAGE, sections, sentences, slow, told, words
 
 import gpushare.front.__main__ as front_program
 from gpushare.cli import explain as explain_page
+from gpushare.cli import gpus as gpus_page
 from gpushare.core.admission import review
 from gpushare.core.api import Reason, Rejection, names
 from gpushare.core.api import request as annotations
 from gpushare.core.api.request import FaultDomain
 from gpushare.core.control import WatchReason, conditions, lifecycle
-from gpushare.core.placement import AGENT_AWAY, caution, fitting, probation, standing_back
+from gpushare.core.placement import AGENT_AWAY, caution, fitting, probation, search, standing_back
 from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
 from gpushare.core.placement.judge import Verdicts
 from gpushare.core.placement.policies import BestFit
@@ -39,6 +40,12 @@ from gpushare_operator.metrics import EvictionRefusal
 WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU is unhealthy"
 HELD, OTHERWISE = "A process waits and says nothing", "A process is ended, or is not what was decided"
 OUTSIDE, UNTHROTTLED = "The pod does not use MPS", "A promise is broken, and nobody is throttled"
+NONE = "There are no GPUs"
+# Rows of the page of slow pods.
+AT_PROMISE, MENDING, UNMENDED, *_ = SLOW
+DASHES = {"a dash at PREDICTED", "a dash at SEEN"}
+STOPPED = {AT_PROMISE, "STOPPED on your own pod"}
+SURPRISE = {AT_PROMISE, "PREDICTED far from SEEN, no pod STOPPED"}
 
 
 def written(module: ModuleType) -> list[str]:
@@ -187,6 +194,11 @@ def said_by_heading() -> dict[str, list[str]]:
             "".join(saying(front_place, "node has ended") + saying(front_place, "no other has begun to serve")),
             *saying(allocation, "MiB for tenants", "but kubelet chose", "is not on this node"),
         ],
+        NONE: [
+            *saying(gpus_page, "no node has a GPU"),
+            *saying(waiting_events, "there are no GPU nodes"),
+            search.UNKNOWN_NODE.detail,
+        ],
         UNHEALTHY: [*unhealthy(), *notices["GpuFault"], *notices["MpsRestarted"]],
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
         OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
@@ -229,7 +241,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     watched = {WatchReason.PROMISE_BROKEN, WatchReason.THROTTLED, WatchReason.RETRACTION_ASKED}
     throttle = {names.THROTTLE_READY, "FreezerUnavailable", "CountersReady", "NoCounters"}
     expected = {
-        WAITS: {"NoRoom"},
+        WAITS: {"NoRoom", "FailedScheduling"},  # the second is kube-scheduler's
         REJECTED: {plugin.NO_MEMORY, "Failed"},  # the phase
         UNHEALTHY: {*(set(notices) - held_notices - otherwise), *hygiene._EVENTS.values(), "Isolated"}
         - {"PodStalled"},
@@ -258,10 +270,44 @@ def test_a_sentence_that_changed_would_be_seen() -> None:
             told(WAITS, changed)
 
 
+SCREENS = PAGE.parents[2] / "tests" / "cli" / "screens"
+
+
 def test_the_page_of_slow_pods_reads_the_columns_that_explain_prints() -> None:
-    screen = (PAGE.parents[2] / "tests" / "cli" / "screens" / "explain-serve.txt").read_text()
-    rows = re.findall(r"^\| ([^|]+) \|", (PAGE.parent / "slow.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \|", SLOW_PAGE.read_text(), re.MULTILINE)
+    assert rows == ["what you see", *SLOW]
     read = {column for row in rows for column in re.findall(r"\b[A-Z]{4,}\b", row)}
     assert read == {"SEEN", "PROMISED", "PREDICTED", "STOPPED"}
-    (header,) = (line for line in screen.splitlines() if line.startswith("POD"))
+    (header,) = (
+        line for line in (SCREENS / "explain-serve.txt").read_text().splitlines() if line.startswith("POD")
+    )
     assert read <= set(header.split())
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "rows"),
+    [
+        (
+            "0.45  0.50 (0.40 to 0.60)  0.52 +-0.05       -",
+            "0.30  0.50 (0.40 to 0.60)  0.52       -",
+            {AT_PROMISE},
+        ),
+        ("0.45                    -            -       -", "0.30                    -     -       -", DASHES),
+        ("0.45  0.50 (0.40 to 0.60)         0.41       -", "0.30                    -     -     30%", {MENDING}),
+        ("0.45  0.50 (0.40 to 0.60)         0.61       -", "0.30                    -     -       -", SURPRISE),
+        ("0.45  0.50 (0.40 to 0.60)         0.41       -", "0.30                    -     -       -", {UNMENDED}),
+        ("0.45  0.50 (0.40 to 0.60)         0.61     30%", "0.30  0.50 (0.40 to 0.60)  0.52       -", STOPPED),
+    ],
+)
+def test_a_screen_of_explain_is_read_as_the_page_of_slow_pods_says(own: str, other: str, rows: set[str]) -> None:
+    header = "POD  SHARE  CAP  PROMISED  PREDICTED  SEEN  STOPPED"
+    lines = [
+        "Why there",
+        "x",
+        header,
+        f"a/own *  50%  50%      {own}",
+        f"a/other  40%  40%      {other}",
+        "And so on",
+    ]
+    assert slow("\n".join(lines)) == rows
+    assert slow("Pod a/own asks for 50% of a GPU. It waits.") == set()

@@ -1,7 +1,7 @@
 """What is refused at `kubectl apply`, in which words, and that other pods never notice us."""
 
 import pytest
-from livecluster import GPU, RELEASE_NAMESPACE, Cluster, Namespace, wait_for
+from livecluster import GPU, Cluster, Namespace, without
 from troubles import told
 
 pytestmark = pytest.mark.e2e
@@ -103,44 +103,10 @@ def test_a_good_pod_gets_its_share_its_scheduler_and_its_label_and_nothing_else(
 
 @pytest.mark.timeout(400)
 def test_a_pod_without_our_annotation_runs_with_every_part_down(space: Namespace, cluster: Cluster):
-    deployments = {"admission": 2, "operator": 1, "scheduler": 2}
-    daemonsets = ("agent", "mps")
-    off = '{"spec":{"template":{"spec":{"nodeSelector":{"gpushare.io/nowhere":"true"}}}}}'
-    on = '{"spec":{"template":{"spec":{"nodeSelector":{"gpushare.io/nowhere":null}}}}}'
-    patch = ("-n", RELEASE_NAMESPACE, "patch", "daemonset")
-    try:
-        for name in deployments:
-            cluster.kubectl("-n", RELEASE_NAMESPACE, "scale", "deployment", f"gpushare-{name}", "--replicas=0")
-        for name in daemonsets:
-            cluster.kubectl(*patch, f"gpushare-{name}", "-p", off)
-        wait_for("every part gone", lambda: not left(cluster, (*deployments, *daemonsets)), seconds=120)
+    with without(cluster, "admission", "operator", "scheduler", "agent", "mps"):
         space.create(space.pod("plain", ["sleep", "infinity"]))
         space.running("plain", seconds=30)
         annotated = cluster.apply(space.tenant("asks", "0.1"), namespace=space.name)
         assert annotated.code != 0  # failurePolicy Fail: better refused than uncapped
-    finally:
-        for name in daemonsets:
-            cluster.kubectl(*patch, f"gpushare-{name}", "-p", on)
-        for name, count in deployments.items():
-            cluster.kubectl(
-                "-n", RELEASE_NAMESPACE, "scale", "deployment", f"gpushare-{name}", f"--replicas={count}"
-            )
-        for name in deployments:
-            cluster.kubectl(
-                "-n", RELEASE_NAMESPACE, "rollout", "status", "deployment", f"gpushare-{name}", seconds=180
-            )
-        cluster.kubectl("-n", RELEASE_NAMESPACE, "rollout", "status", "daemonset", "gpushare-agent", seconds=180)
-        wait_for("both GPUs back", lambda: back(cluster), seconds=120)
     space.create(space.tenant("asks", "0.1"))
     space.connected("asks", seconds=60)
-
-
-def left(cluster: Cluster, parts: tuple[str, ...]) -> list[str]:
-    """Pods of these parts, those that are still ending included: an ending server still answers."""
-    selector = f"app.kubernetes.io/component in ({','.join(parts)})"
-    found = cluster.get("-n", RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
-    return [pod["metadata"]["name"] for pod in found]
-
-
-def back(cluster: Cluster) -> bool:
-    return sum(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in cluster.gpus()) == 2

@@ -4,12 +4,14 @@ import time
 from statistics import median
 
 import pytest
+import troubles
 from livecluster import H200_SM_COUNT, Namespace, decided, wait_for
 
 pytestmark = pytest.mark.e2e
 
 # On real hardware a start through the gate takes 0.13 to 0.25 s, a blocked daemon 10 s (docs/facts.md 13, 14).
 NOT_DELAYED_SECONDS = 8.0
+HELD = "A process waits and says nothing"  # of docs/guide/troubleshooting.md
 
 
 def sm_count(percent: int) -> int:
@@ -35,7 +37,11 @@ def test_a_higher_cap_or_memory_limit_in_the_processs_environment_changes_nothin
     assert (greedy_got["sms"], greedy_got["memory_limit_mib"]) == (plain_got["sms"], plain_got["memory_limit_mib"])
     assert int(greedy_got["sms"]) <= sm_count(percent)
     assert int(greedy_got["memory_limit_mib"]) <= limit_mib
-    wait_for("the refused allocation", lambda: "error: " in space.log("too-much"), seconds=30)
+    # The symptom of a framework that sizes itself by the whole GPU: what nobody has is not for this pod.
+    wait_for(
+        "the refused allocation", lambda: "error: CUDA_ERROR_OUT_OF_MEMORY" in space.log("too-much"), seconds=30
+    )
+    assert '"CUDA out of memory" with memory free' in troubles.sections()
     assert "iterations/s" not in space.log("too-much")
 
 
@@ -68,6 +74,8 @@ def test_five_processes_of_a_pod_have_its_cap_together(space: Namespace):
 
     (text,) = wait_for("an event that some wait", lambda: set(told()), seconds=60)
     assert "PodCapInUse" in text
+    troubles.told(HELD, text)
+    assert "HeldPodCapInUse" in space.reasons("five") & troubles.words(HELD)
     running = {line.split()[0] for line in space.log("five").splitlines() if "connected after" in line}
     assert len(running) == 1, running
     assert space.connected("five")["sms"] == str(sm_count(20))

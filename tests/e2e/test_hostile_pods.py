@@ -14,7 +14,7 @@ import pytest
 from livecluster import H200_SM_COUNT, RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
 from tests.e2e.test_upgrade import upgrade
 from tests.e2e.test_views import metrics
-from troubles import told
+from troubles import told, words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -22,6 +22,7 @@ PROGRAM = Path(hostileclient.__file__).read_text()
 TENANT = ("python", "-m", "gpushare.twin.mps.tenant", "--workload", "montecarlo-fp32", "--memory-mib", "64")
 Json = dict
 Part = Callable[[str], list[dict]]
+HELD = "A process waits and says nothing"  # of docs/guide/troubleshooting.md
 # From a newcomer's first connection to its context, on two cores that have much other work.
 NOT_DELAYED_SECONDS = 20.0
 # Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
@@ -188,7 +189,8 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     stage.says("flood", "begun")
     message = stage.told("flood", "waits at the gate")
     assert "TooManyConnections" in message
-    told("A process waits and says nothing", message)
+    told(HELD, message)
+    assert "HeldTooManyConnections" in stage.space.reasons("flood") & words(HELD)
     for number in range(2):
         stage.newcomer(f"beside-flood-{number}")
 
@@ -227,7 +229,10 @@ def test_what_the_protocol_does_not_know_ends_at_the_gate(stage: Stage, cluster:
     lines = [line for line in stage.space.log("beyond").splitlines() if "after the answer" in line]
     assert len(lines) == 3
     assert all(line.endswith(": closed") for line in lines), lines
-    assert "UnknownProtocol" in stage.told("beyond", "waits at the gate")
+    message = stage.told("beyond", "waits at the gate")
+    assert "UnknownProtocol" in message
+    told(HELD, message)
+    assert "HeldUnknownProtocol" in stage.space.reasons("beyond") & words(HELD)
     wait_for(
         "them counted",
         lambda: (

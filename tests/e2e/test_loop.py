@@ -4,7 +4,8 @@ import re
 import time
 
 import pytest
-from livecluster import IDLE, Cluster, Namespace, decided, wait_for
+from livecluster import IDLE, Cluster, Namespace, decided, gpushare, wait_for
+from troubles import slow, words
 
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.layout import GpuDirectory
@@ -90,5 +91,12 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
         return {event["reason"] for event in cluster.get("-n", space.name, "events")["items"]}
 
     wait_for("its events", lambda: {"PromiseBroken", "Throttled"} <= reasons(), seconds=60)
+    assert {"PromiseBroken", "Throttled", "PromiseKept"} <= words("A promise is broken, and nobody is throttled")
+    for name, row in (("victim", "SEEN at or above PROMISED"), ("bad", "STOPPED on your own pod")):
+        wait_for(
+            f"{row!r} of {name}",
+            lambda name=name, row=row: row in slow(gpushare(cluster, "explain", name, "-n", space.name)),
+            every=1,
+        )
     for pod in space.pods():
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from boards import CHART, asked, is_answer, rules
+from boards import CHART, Asked, asked, is_answer, lists, rules
 from devcluster import progress, tools
 from devcluster.settings import KUBERNETES_VERSION
-from livecluster import RELEASE, RELEASE_NAMESPACE, ROOT, Cluster, Namespace, NotYet, wait_for
+from livecluster import IDLE, RELEASE, RELEASE_NAMESPACE, ROOT, Cluster, Namespace, NotYet, wait_for
 from podmonitors import scrape_jobs
 from realprometheus import Prometheus
 
@@ -129,3 +129,71 @@ def _the_report_knows_them(space: Namespace, prometheus: Prometheus) -> None:
     assert first.given > 0
     assert first.kept_ratio is None or 0 <= first.kept_ratio <= 1
     assert space.name in render_usage(history)
+
+
+# What a release says of workloads that have a profile.
+OF_PROFILES = {"gpushare_workload_recommended_share_ratio", "gpushare_pod_predicted_progress_ratio"}
+PROFILED = {"first": "resnet50-train", "second": "dlrm-infer"}
+
+
+def test_two_profiled_workloads_on_one_gpu_answer_what_would_suit_them_and_what_was_predicted(
+    space: Namespace, prometheus: Prometheus
+) -> None:
+    """And the drop-down lists of every dashboard list what there is."""
+    space.create(space.tenant("filler", "1", command=IDLE))
+    space.running("filler")  # the other GPU is the only one left
+    for name, workload in PROFILED.items():
+        share = {
+            "apiVersion": "gpushare.io/v1alpha1",
+            "kind": "GpuShare",
+            "metadata": {"name": name},
+            "spec": {"selector": {"matchLabels": {"part": name}}, "maxSlowdown": 10},
+        }
+        pod = space.tenant(name, "0.4", "--memory-mib", "900", workload=workload)
+        pod["metadata"]["labels"] = {"part": name}
+        space.create(share, pod)
+        space.running(name)
+
+        def recommended(name: str = name) -> str | None:
+            status = space.cluster.get("-n", space.name, "gpushare", name).get("status", {})
+            return status.get("recommendedFraction") if status.get("profile") else None
+
+        wait_for(f"the profile of {name}", recommended, seconds=240)
+
+    def figures(one: Asked, label: str) -> dict[str, float]:
+        """The answer to a panel's query of this namespace and these two pods."""
+        chosen = {"$namespace": space.name, "$workload": "first|second", "$pod": "first|second"}
+        query = one.expression
+        for variable, value in chosen.items():
+            query = query.replace(variable, value)
+        return {each["metric"].get(label, ""): float(each["value"][1]) for each in prometheus.query(query)}
+
+    (beside,) = (one for one in asked() if one.panel == "Predicted against observed")
+    (suits,) = (one for one in asked() if one.panel == "What would suit one pod?")
+    assert {beside.silent, suits.silent} == OF_PROFILES
+    found = wait_for(
+        "what was predicted of both",
+        lambda: by_pod if (by_pod := figures(beside, "pod")).keys() == PROFILED.keys() else None,
+        seconds=120,
+        every=1,
+    )
+    assert all(0.2 < each < 5 for each in found.values()), found
+
+    def are_recommended() -> bool:
+        """The panel shows the larger of what the GpuShares recommend; a profile may be replaced meanwhile."""
+        shares = space.cluster.get("-n", space.name, "gpushares")["items"]
+        largest = max(float(each["status"].get("recommendedFraction") or 0) for each in shares)
+        return figures(suits, "") == pytest.approx({"": 100 * largest})
+
+    wait_for("what would suit one pod", are_recommended, seconds=60, every=1)
+    for one in asked():
+        if one.silent in OF_PROFILES:
+            assert is_answer(prometheus.query(one.plain)), one
+
+    listed = {one: set(prometheus.label_values(one.selector, one.label)) for one in lists()}
+    assert [one for one, values in listed.items() if not values] == []
+    entries = {"namespace": space.name, "gpushare": "first", "pod": "second"}
+    for one, values in listed.items():
+        assert entries.get(one.label) in {None, *values}, (one, values)
+    gpus = {gpu["uuid"] for gpu in space.cluster.gpus()}
+    assert [values for one, values in listed.items() if one.label == "gpu_uuid"] == [gpus]

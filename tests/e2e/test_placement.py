@@ -88,9 +88,12 @@ def test_whole_gpus_and_fractions_do_not_mix(space: Namespace):
     space.create(space.tenant("whole", "1", command=SAY_GPU), space.tenant("two", "2", command=SAY_GPU))
     (whole,) = space.running("whole")
     assert decided(whole)[0] != decided(space.get("small"))[0]
-    wait_for(
-        "an event about the other", lambda: any("whole GPUs" in one for one in space.events("two")), seconds=30
-    )
+
+    def whole_gpus_told() -> str | None:
+        return next((event for event in space.events("two") if "whole GPUs" in event), None)
+
+    message = wait_for("an event about the other", whole_gpus_told, seconds=30)
+    assert told("The pod waits", message) == "needs 2 whole GPUs, has 1 free"
     space.delete("whole", "small")
     (two,) = space.running("two", seconds=STARTS_SECONDS)
     assert len(two["metadata"]["annotations"]["gpushare.io/gpu"].split(",")) == 2

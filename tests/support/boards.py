@@ -69,12 +69,21 @@ def asked() -> list[Asked]:
     ]
 
 
-def lists() -> list[str]:
-    """The selectors of the drop-down lists, as label_values takes them."""
+@dataclass(frozen=True)
+class Listed:
+    """One drop-down list: the values of a label of what a selector finds."""
+
+    selector: str
+    label: str
+
+
+def lists() -> list[Listed]:
+    """Every drop-down list, with every variable at "All"."""
     queries = [
         v["query"] for board in BOARDS.values() for v in board["templating"]["list"] if v["type"] == "query"
     ]
-    return [re.sub(r"\$[a-z]+", ".+", query.removeprefix("label_values(").rpartition(",")[0]) for query in queries]
+    words = [query.removeprefix("label_values(").removesuffix(")").rpartition(",") for query in queries]
+    return [Listed(re.sub(r"\$[a-z]+", ".+", selector), label.strip()) for selector, _, label in words]
 
 
 def rules() -> Json:

@@ -77,6 +77,11 @@ class Prometheus:
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return found
 
+    def label_values(self, selector: str, label: str) -> list[str]:
+        """What Grafana's label_values() lists."""
+        found: list[str] = self.get(f"label/{label}/values", **{"match[]": selector})
+        return found
+
     def stop(self) -> None:
         self._process.terminate()
         try:
