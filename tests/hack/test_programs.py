@@ -50,8 +50,8 @@ def stub(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def run_of(tmp_path: Path, programs: str, alone: int, together: int) -> subprocess.CompletedProcess[str]:
-    """hack/test where the tests that need no cluster end with one status, and those that share it with another."""
+def run_of(tmp_path: Path, programs: str, alone: int, on_cluster: int) -> subprocess.CompletedProcess[str]:
+    """hack/test its unit tests end with one status, those on the cluster with another."""
     (tmp_path / "hack").mkdir()
     shutil.copy(ROOT / "hack" / "test", tmp_path / "hack" / "test")
     stub(tmp_path / "hack" / "cluster", programs)
@@ -59,7 +59,7 @@ def run_of(tmp_path: Path, programs: str, alone: int, together: int) -> subproce
     stub(
         tmp_path / ".venv" / "bin" / "pytest",
         f"""
-status={together}
+status={on_cluster}
 for word in "$@"; do
     [[ $word != *"not integration"* ]] || status={alone}
     [[ $word != --junitxml=* ]] || report="${{word#*=}}"
@@ -71,12 +71,12 @@ exit $status""",
     return subprocess.run([tmp_path / "hack" / "test"], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(("alone", "together", "status"), [(0, 0, 0), (0, 1, 1), (1, 0, 1)])
+@pytest.mark.parametrize(("alone", "on_cluster", "status"), [(0, 0, 0), (0, 1, 1), (1, 0, 1)])
 def test_hack_test_hands_the_names_on_and_ends_with_the_number(
-    tmp_path: Path, alone: int, together: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, status: int
 ) -> None:
     programs = 'case "$1" in test-programs) echo "zsh /usr/bin/zsh"; echo "clients /cache/clients";; esac'
-    done = run_of(tmp_path, programs, alone, together)
+    done = run_of(tmp_path, programs, alone, on_cluster)
     assert done.returncode == status, done.stderr
     names = "cluster kubernetes kubectl helm zsh clients"
     told = f"told: {names}"
@@ -84,13 +84,13 @@ def test_hack_test_hands_the_names_on_and_ends_with_the_number(
 
 
 @pytest.mark.parametrize(
-    ("alone", "together", "status"),
+    ("alone", "on_cluster", "status"),
     [(3, 0, 3), (0, 3, 3), (3, 3, 3), (5, 5, 5), (5, 0, 0), (0, 5, 0), (5, 1, 1), (1, 5, 1)],
 )
 def test_a_run_that_leaves_no_report_still_ends_with_its_own_status(
-    tmp_path: Path, alone: int, together: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, status: int
 ) -> None:
     """Only a run that was left without tests (5) is no failure, beside one that had some."""
-    done = run_of(tmp_path, "true", alone, together)
+    done = run_of(tmp_path, "true", alone, on_cluster)
     assert done.returncode == status
     assert "hack/test: unknown skipped" in done.stdout
