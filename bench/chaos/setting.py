@@ -1,7 +1,11 @@
 """Set up everything that a chaos run or a soak needs of the running cluster, and take it down again."""
 
+import contextlib
 import json
+import os
+import signal
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from bench.chaos.run import ChaosRun
 
 PREFIX: Final = "chaos-"
 LOG_LINES: Final = "--tail=400"
+GONE_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
     injector = Injector(cluster, api, eye)
     injector.heal_all()
     wait_for("the API server", lambda: eye.picture().pods is not None, timeout_seconds=90)
-    _remove_namespaces(api)
+    remove_namespaces(api)
     namespace = f"{PREFIX}{name}"
     api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
@@ -73,7 +78,7 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
         injector.heal_all()
         try:
             wait_for("the API server", lambda: eye.picture().pods is not None, timeout_seconds=90)
-            _remove_namespaces(api)
+            remove_namespaces(api)
         except (Failed, NoAnswerError) as error:
             say(f"the load's namespace may still be there: {error}")
 
@@ -126,8 +131,12 @@ def _exists(api: ApiConnection, path: str) -> bool:
     return True
 
 
-def _remove_namespaces(api: ApiConnection) -> None:
-    """Remove the loads of this and of earlier runs, and wait until nothing of them is left."""
+def remove_namespaces(api: ApiConnection) -> None:
+    """Remove the loads of this and of earlier runs, and wait until nothing of them is left.
+
+    Pods that kubelet does not end within two minutes would hold their shares for whoever comes next: a warning tells
+    of each, it is removed from the API by force, and its processes are killed.
+    """
 
     def mine() -> list[str]:
         names = [item["metadata"]["name"] for item in api.items("/api/v1/namespaces")]
@@ -143,4 +152,25 @@ def _remove_namespaces(api: ApiConnection) -> None:
             return False
         return not names
 
-    wait_for("earlier loads gone", gone, timeout_seconds=120, interval_seconds=1.0)
+    try:
+        wait_for("earlier loads gone", gone, timeout_seconds=GONE_SECONDS, interval_seconds=1.0)
+    except Failed:
+        for name in mine():
+            _force(api, name)
+        wait_for("earlier loads gone, by force", gone, timeout_seconds=60, interval_seconds=1.0)
+
+
+def _force(api: ApiConnection, namespace: str) -> None:
+    """Remove a namespace's pods from the API, and kill their processes."""
+    for pod in api.items(f"/api/v1/namespaces/{namespace}/pods"):
+        meta, status = pod["metadata"], pod.get("status", {})
+        told = {key: meta.get(key) for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")}
+        told |= {key: status.get(key) for key in ("phase", "reason", "message", "containerStatuses")}
+        warnings.warn(f"pod {namespace}/{meta['name']} was not ended: {json.dumps(told)}", stacklevel=2)
+        path = f"/api/v1/namespaces/{namespace}/pods/{meta['name']}"
+        with contextlib.suppress(NoAnswerError, RefusedError):
+            api.delete(path, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+        for process in node.processes():
+            if process.pod_uid == meta["uid"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
