@@ -23,6 +23,7 @@ from bench.chaos.load import Load
 from bench.chaos.look import Eye
 from bench.chaos.parts import RELEASE_NAMESPACE
 from bench.chaos.run import ChaosRun
+from gpushare.mps.freezer import CgroupFreezer, FreezerError
 
 PREFIX: Final = "chaos-"
 LOG_LINES: Final = "--tail=400"
@@ -134,8 +135,8 @@ def _exists(api: ApiConnection, path: str) -> bool:
 def remove_namespaces(api: ApiConnection) -> None:
     """Remove the loads of this and of earlier runs, and wait until nothing of them is left.
 
-    Pods that kubelet does not end within two minutes would hold their shares for whoever comes next: a warning tells
-    of each, it is removed from the API by force, and its processes are killed.
+    Pods that kubelet does not end within two minutes would hold their shares for whoever comes next: a warning
+    tells of each, it is removed from the API by force, and its processes are thawed and killed.
     """
 
     def mine() -> list[str]:
@@ -161,11 +162,16 @@ def remove_namespaces(api: ApiConnection) -> None:
 
 
 def _force(api: ApiConnection, namespace: str) -> None:
-    """Remove a namespace's pods from the API, and kill their processes."""
+    """Remove a namespace's pods from the API, and thaw and kill their processes."""
+    freezer = CgroupFreezer()
     for pod in api.items(f"/api/v1/namespaces/{namespace}/pods"):
         meta, status = pod["metadata"], pod.get("status", {})
         told = {key: meta.get(key) for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")}
         told |= {key: status.get(key) for key in ("phase", "reason", "message", "containerStatuses")}
+        with contextlib.suppress(OSError, FreezerError):
+            if (cgroup := freezer.find(meta["uid"])) is not None:
+                told["cgroup"] = freezer.state(cgroup)
+                freezer.thaw(cgroup)
         warnings.warn(f"pod {namespace}/{meta['name']} was not ended: {json.dumps(told)}", stacklevel=2)
         path = f"/api/v1/namespaces/{namespace}/pods/{meta['name']}"
         with contextlib.suppress(NoAnswerError, RefusedError):
