@@ -21,7 +21,7 @@ from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api, Resource, connect
 
 Json = dict[str, Any]
 LOOK_SECONDS: Final = 0.2
-SCRAPE_SECONDS: Final = 5.0  # between two looks at the metrics, a page of which costs the operator itself a second
+SCRAPE_SECONDS: Final = 5.0  # between two looks at the metrics: at every look they were half of the work measured
 LONGEST_SECONDS: Final = 900.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CPU_FIELDS: Final = slice(11, 13)  # of /proc/PID/stat after the command's name: in user mode, in the kernel
