@@ -80,7 +80,7 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
         try:
             wait_for("the API server", lambda: eye.picture().pods is not None, timeout_seconds=90)
             remove_namespaces(api)
-        except (Failed, NoAnswerError) as error:
+        except (Failed, NoAnswerError, RefusedError) as error:
             say(f"the load's namespace may still be there: {error}")
 
 

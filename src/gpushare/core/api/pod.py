@@ -15,9 +15,8 @@ _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
 _REJECTED: Final = "UnexpectedAdmissionError"
 # Messages of kubelet's pkg/kubelet/cm/devicemanager: before a plugin registers, and after its connection is lost.
 _NO_PLUGIN: Final = ("cannot allocate unregistered device", "no healthy devices present")
-_NO_AGENT: Final = (
-    "the gpushare agent of this node"  # how gpushare.front begins what it answers in an agent's place
-)
+# How gpushare.front begins what it answers in an agent's place.
+_NO_AGENT: Final = "the gpushare agent of this node"
 
 
 @dataclass(frozen=True, slots=True)
