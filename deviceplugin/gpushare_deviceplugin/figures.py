@@ -53,6 +53,7 @@ def node_figures(
         errors=dict(state.counts.errors),
         allocation_mismatches=state.counts.mismatches,
         refused_allocations=state.counts.refused_allocations,
+        refused_starts=state.counts.refused_starts,
         bad_pods=state.counts.bad_pods,
         slo_failures=dict.fromkeys(SLO_TROUBLES, 0) | dict(slo_failures),
         is_registered=is_registered,

@@ -10,6 +10,8 @@ from typing import Any, Final
 import grpc
 
 from gpushare.core.api import Rejection
+from gpushare.mps.layout import GpuDirectory
+from gpushare.mps.packets import is_listening
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,
@@ -18,6 +20,7 @@ from gpushare_deviceplugin.allocation import (
     device_ids,
     grant,
     prefer,
+    shares_by_gpu,
 )
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
 from gpushare_deviceplugin.gates import Notice
@@ -28,6 +31,8 @@ _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 REFRESH_SECONDS: Final = 2.0  # kubelet waits for the answer; after this time the API server counts as unreachable
 NO_MEMORY: Final = "NotEnoughGpuMemory"
+GATE_SECONDS: Final = 20.0  # kubelet gives up after 30 s, without our sentence
+GATE_LOOK_SECONDS: Final = 0.1
 
 
 class DevicePlugin(DevicePluginServicer):
@@ -42,6 +47,7 @@ class DevicePlugin(DevicePluginServicer):
         memory_reserve_mib: MiB of each GPU that no tenant gets.
         on_allocated: called after each Allocate that was granted.
         under_way: notified of each call that is part of an allocation.
+        sleep: waits for a number of seconds.
 
     Attributes:
         has_lost_kubelet: whether kubelet has stopped watching: most likely it restarts.
@@ -58,6 +64,7 @@ class DevicePlugin(DevicePluginServicer):
         memory_reserve_mib: int = 0,
         on_allocated: Callable[[], None] = lambda: None,
         under_way: AllocationsUnderWay | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.has_lost_kubelet = False
         self._under_way = under_way or AllocationsUnderWay()
@@ -68,12 +75,13 @@ class DevicePlugin(DevicePluginServicer):
         self._tell = tell
         self._memory_reserve_mib = memory_reserve_mib
         self._on_allocated = on_allocated
+        self._sleep = sleep
         self._streams: set[asyncio.Event] = set()  # one for each open ListAndWatch
 
     async def GetDevicePluginOptions(
         self, request: api_pb2.Empty, context: Context
     ) -> api_pb2.DevicePluginOptions:
-        """Ask for GetPreferredAllocation, and for no call before a container starts."""
+        """Ask for GetPreferredAllocation, and for a call before each container starts."""
         return options()
 
     async def ListAndWatch(
@@ -155,8 +163,30 @@ class DevicePlugin(DevicePluginServicer):
     async def PreStartContainer(
         self, request: api_pb2.PreStartContainerRequest, context: Context
     ) -> api_pb2.PreStartContainerResponse:
-        """Do nothing: our options do not ask for this call, but the protocol has it."""
+        """Let a container start once a gate listens on its GPU, or refuse after GATE_SECONDS; kubelet asks again.
+
+        A CUDA program that finds no gate runs without MPS, on all SMs (docs/facts.md 6). Kubelet asks before each
+        start of a container, restarts included. Several whole GPUs are used without MPS, so nothing is waited for.
+        """
+        gpus = list(shares_by_gpu(request.devices_ids))
+        if len(gpus) == 1:
+            await self._wait_for_gate(gpus[0], context)
         return api_pb2.PreStartContainerResponse()
+
+    async def _wait_for_gate(self, uuid: str, context: Context) -> None:
+        control = GpuDirectory.of(self._directory, uuid).control
+        waited = 0.0
+        while not is_listening(control):
+            if waited >= GATE_SECONDS:
+                self._state.counts.refused_starts += 1
+                refusal = (
+                    f"no MPS gate listens on GPU {uuid}, so the container's programs would run without limits: "
+                    "is the pod gpushare-mps of this node running? Kubelet tries again"
+                )
+                _log.error("start refused: %s", refusal)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
+            await self._sleep(GATE_LOOK_SECONDS)
+            waited += GATE_LOOK_SECONDS
 
     async def _short_of_memory(self, shares: Mapping[str, int]) -> Rejection | None:
         """Return why a GPU's memory is not enough, after asking the API server; None if it is, or cannot be asked.
@@ -200,7 +230,7 @@ class DevicePlugin(DevicePluginServicer):
 
 def options() -> api_pb2.DevicePluginOptions:
     """Return the plugin's options, sent at registration and on request."""
-    return api_pb2.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+    return api_pb2.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
 def _container_response(granted: ContainerGrant) -> api_pb2.ContainerAllocateResponse:

@@ -20,6 +20,7 @@ class Counts:
 
     mismatches: int = 0
     refused_allocations: int = 0
+    refused_starts: int = 0
     bad_pods: int = 0
     registrations: int = 0
     errors: dict[str, int] = field(default_factory=dict)

@@ -200,6 +200,7 @@ def agents() -> list[Any]:
                 PanelColumn("Driver answers", "bool_yes_no", "max by (node) (gpushare_agent_driver_ready)"),
                 PanelColumn("Wrong GPUs", "none", "sum by (node) (gpushare_agent_allocation_mismatches_total)"),
                 PanelColumn("Refused", "none", "sum by (node) (gpushare_agent_refused_allocations_total)"),
+                PanelColumn("Starts refused", "none", "sum by (node) (gpushare_agent_refused_starts_total)"),
                 PanelColumn("Broken decisions", "none", "sum by (node) (gpushare_agent_bad_pods_total)"),
             ],
             links={"node": ("gpushare-node", "This node", "&var-node=${__value.raw}")},

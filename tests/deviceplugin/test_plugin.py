@@ -2,8 +2,9 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_po
 from gpushare.core.api import Decision
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
+from gpushare.mps.layout import GpuDirectory
 from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
@@ -24,7 +26,7 @@ from gpushare_deviceplugin.kubelet import (
     PodResourcesError,
 )
 from gpushare_deviceplugin.options import parse_options
-from gpushare_deviceplugin.plugin import DevicePlugin
+from gpushare_deviceplugin.plugin import GATE_LOOK_SECONDS, GATE_SECONDS, DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.rpc import open_channel
@@ -268,6 +270,83 @@ async def test_ids_across_gpus_are_refused(state: NodeState, kubelet: FakeKubele
             )
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert state.counts.refused_allocations == 1
+
+
+@contextmanager
+def gate_of(directory: Path, uuid: str, backlog: int = 8) -> Iterator[Path]:
+    """Listen as the gate of a GPU does."""
+    control = GpuDirectory.of(directory, uuid).control
+    control.parent.mkdir(parents=True, exist_ok=True)
+    control.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(control))
+        listener.listen(backlog)
+        yield control
+
+
+def starting(*gpus: str) -> Any:
+    return api_pb2.PreStartContainerRequest(devices_ids=[device_ids(gpu)[0] for gpu in gpus])
+
+
+async def test_a_container_starts_when_a_gate_listens(
+    state: NodeState, kubelet: FakeKubelet, short_path: Path
+) -> None:
+    """A CUDA program that finds no gate runs without limits (docs/facts.md 6)."""
+    sleep = Sleeper()
+    async with serving(DevicePlugin(state, short_path, sleep=sleep), state, kubelet) as stub:
+        with gate_of(short_path, GPU_A) as control:
+            await stub.PreStartContainer(starting(GPU_A))
+        assert control.is_socket()  # as a killed host leaves it: the file is there and nobody listens
+        start = asyncio.ensure_future(stub.PreStartContainer(starting(GPU_A)))
+        for _ in range(3):
+            assert await sleep.asleep() == GATE_LOOK_SECONDS
+            assert not start.done()
+            await sleep.turn()
+        with gate_of(short_path, GPU_B):  # another GPU's gate does not help
+            await sleep.turn()
+            await sleep.asleep()
+        with gate_of(short_path, GPU_A):
+            await sleep.turn()
+            await start
+    assert state.counts.refused_starts == 0
+
+
+async def test_a_container_is_refused_in_words_while_no_gate_listens(
+    state: NodeState, kubelet: FakeKubelet, short_path: Path
+) -> None:
+    sleep = Sleeper()
+    async with serving(DevicePlugin(state, short_path, sleep=sleep), state, kubelet) as stub:
+        start = asyncio.ensure_future(stub.PreStartContainer(starting(GPU_A)))
+        waited = 0.0
+        while waited < GATE_SECONDS:
+            waited += await sleep.asleep()
+            await sleep.turn()
+        with pytest.raises(grpc.aio.AioRpcError, match=f"no MPS gate listens on GPU {GPU_A}") as caught:
+            await start
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert state.counts.refused_starts == 1
+
+
+async def test_several_whole_gpus_wait_for_no_gate(
+    state: NodeState, kubelet: FakeKubelet, short_path: Path
+) -> None:
+    async with serving(DevicePlugin(state, short_path), state, kubelet) as stub:
+        await stub.PreStartContainer(starting(GPU_A, GPU_B))
+    assert state.counts.refused_starts == 0
+
+
+async def test_a_gate_with_a_full_backlog_listens(
+    state: NodeState, kubelet: FakeKubelet, short_path: Path
+) -> None:
+    async with serving(DevicePlugin(state, short_path), state, kubelet) as stub:
+        with gate_of(short_path, GPU_A, backlog=0) as control, ExitStack() as waiting:
+            with suppress(BlockingIOError):
+                while True:
+                    client = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                    client.setblocking(False)
+                    client.connect(str(control))
+            await stub.PreStartContainer(starting(GPU_A))
+    assert state.counts.refused_starts == 0
 
 
 class Cluster:

@@ -56,6 +56,13 @@ def idle(space: Namespace, name: str, fraction: str, **asked: Any) -> Json:
     return space.tenant(name, fraction, command=IDLE, **asked)
 
 
+def state_of(space: Namespace, name: str) -> Json:
+    """Return the state of a pod's container: a key such as `running` or `waiting`."""
+    (status,) = space.get(name)["status"]["containerStatuses"]
+    state: Json = status["state"]
+    return state
+
+
 def why(space: Namespace, name: str) -> str:
     """What `kubectl gpushare explain` says of a waiting pod, without the events that it repeats."""
     screen = gpushare(space.cluster, "explain", name, "-n", space.name)
@@ -189,8 +196,11 @@ def test_a_pod_that_no_agent_takes_for_a_minute_is_rejected(
 
 
 def test_without_the_mps_host_its_gpus_are_unhealthy(space: Namespace, cluster: Cluster) -> None:
-    space.create(idle(space, "there", "0.3"))
-    space.running("there")
+    again = space.tenant("again", "0.2", memory="4Gi")
+    again["spec"]["restartPolicy"] = "Always"
+    space.create(idle(space, "there", "0.3"), again)
+    space.running("there", "again")
+    before = space.connected("again")
     symptom = "the MPS host does not report"
 
     def told_of(reason: str) -> bool:
@@ -206,8 +216,22 @@ def test_without_the_mps_host_its_gpus_are_unhealthy(space: Namespace, cluster: 
         space.create(idle(space, "late", "0.3"))
         waits(space, "late", "needs 1 GPU, has 0 healthy")
         wait_for("the event of its end", lambda: told_of("GpuUnhealthy"))
+        # Its process ended with MPS. Started now, it would run without limits: kubelet is told to wait.
+        (event, *_) = wait_for(
+            "why it does not start",
+            lambda: [text for text in space.events("again") if "no MPS gate listens" in text],
+            seconds=120,
+        )
+        troubles.told("A container does not start", event)
+        assert "running" not in state_of(space, "again")
     wait_for("the event of its return", lambda: told_of("GpuRecovered"))
     space.running("late", seconds=120)
+    wait_for("its container again", lambda: "running" in state_of(space, "again"), seconds=120)
+    after = space.connected("again", seconds=120)
+    assert (after["sms"], after["memory_limit_mib"]) == (before["sms"], before["memory_limit_mib"])
+    (status,) = space.get("again")["status"]["containerStatuses"]
+    assert status["restartCount"] == 1, "it was started while there was no gate"
+    assert "without MPS" not in space.log("again")
 
 
 def test_where_no_node_has_the_label_there_are_no_gpus_until_one_is_labelled(

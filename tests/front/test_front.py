@@ -66,7 +66,7 @@ async def test_every_method_and_the_text_of_a_refusal_pass(front: FrontProcess, 
     await registered(kubelet)
     async with front.plugin() as plugin:
         options = await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=SOON)
-        assert (options.pre_start_required, options.get_preferred_allocation_available) == (False, True)
+        assert (options.pre_start_required, options.get_preferred_allocation_available) == (True, True)
         asked = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=[*device_ids(GPU_A), *device_ids(GPU_B)], allocation_size=25
         )

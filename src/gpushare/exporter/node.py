@@ -110,6 +110,7 @@ class NodeFigures:
     errors: Mapping[str, int] = field(default_factory=dict)
     allocation_mismatches: int = 0
     refused_allocations: int = 0
+    refused_starts: int = 0
     bad_pods: int = 0
     is_registered: bool = False
     is_driver_ready: bool = False
@@ -343,6 +344,12 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
         "Allocations refused: ids that make no sense together, or memory that other pods hold.",
         ("node",),
         [(at, now.refused_allocations)],
+    )
+    yield _counter(
+        "agent_refused_starts",
+        "Starts of containers refused because no MPS gate listened on their GPU.",
+        ("node",),
+        [(at, now.refused_starts)],
     )
     yield _counter(
         "agent_bad_pods", "Pods whose decision annotations are broken.", ("node",), [(at, now.bad_pods)]

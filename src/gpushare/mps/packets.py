@@ -54,6 +54,19 @@ def read_packet(connection: socket.socket, max_descriptors: int = 0) -> Packet:
     return Packet(data, tuple(descriptors), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
 
 
+def is_listening(path: Path) -> bool:
+    """Return whether a process accepts connections on a SOCK_SEQPACKET socket; costs it one empty connection."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its backlog is full, so it listens
+            return True
+        except OSError:
+            return False
+    return True
+
+
 class Channel:
     """A connected SOCK_SEQPACKET socket; one task reads, one writes."""
 
