@@ -200,6 +200,7 @@ def said_by_heading() -> dict[str, list[str]]:
             search.UNKNOWN_NODE.detail,
         ],
         UNHEALTHY: [*unhealthy(), *notices["GpuFault"], *notices["MpsRestarted"]],
+        "A container does not start": saying(plugin, "no MPS gate listens"),
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
         OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
         OUTSIDE: outside_mps(),
