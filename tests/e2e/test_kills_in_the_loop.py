@@ -207,6 +207,17 @@ def test_whoever_is_killed_in_the_loop_nobody_stays_frozen_and_it_ends_in_the_sa
     (staying,) = SHARES.keys() - {leaving}
     pair.kill_operator()
     assert ("until" in intent, intent["podUid"]) == (False, pair.uids[leaving])
+    # The next agent knows nothing of the request of the last one: it has to see for itself that nothing helps.
+    before = pair.pids("agent", "gpushare_deviceplugin")
+    kill(before)
+    wait_for(
+        "another agent",
+        lambda: (now := pair.pids("agent", "gpushare_deviceplugin")) and not set(now) & set(before),
+        seconds=120,
+    )
+    wait_for("its request", lambda: pair.tenants()[leaving].get("retract"), seconds=480)
+    wait_for("the intent still, or again", lambda: [one["podUid"] for _, one in records()], seconds=120)
+    assert [(name, one["podUid"]) for name, one in records()] == [(leaving, pair.uids[leaving])]
     kept = only_pod(pair.space, leaving)
     assert kept is not None
     assert kept["metadata"]["uid"] == pair.uids[leaving], "the budget holds it"
@@ -218,6 +229,8 @@ def test_whoever_is_killed_in_the_loop_nobody_stays_frozen_and_it_ends_in_the_sa
 
     wait_for("the pod evicted", evicted, seconds=240, every=0.1)
     pair.kill_operator()
+    for pod in pair.part("scheduler"):  # the next extender learns from the GpuShare what is kept apart
+        kill(processes_of(pod["metadata"]["uid"], saying="gpushare.extender"))
     wait_for("a record", lambda: any(one.get("until") for _, one in records()), seconds=240)
     assert [(name, one["count"], one["podUid"]) for name, one in records()] == [(leaving, 1, pair.uids[leaving])]
     successor = wait_for("a successor", lambda: only_pod(pair.space, leaving), seconds=60)
