@@ -250,12 +250,16 @@ def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
     tenant, response = known.tenants[uid], known.responses[uid]
     if len(known.duties) < 2 or tenant.progress is None or tenant.error is None:
         return False
-    error = max(tenant.error, LEAST_ERROR)
-    if tenant.progress + settings.confidence * error < tenant.promise:
+    if tenant.progress + settings.confidence * max(tenant.error, LEAST_ERROR) < tenant.promise:
         return True
-    doubt = settings.confidence * max(error / 2, known.error(uid, known.duties))
-    is_average_below = known.room(uid, known.duties) + doubt < 0
+    is_average_below = known.room(uid, known.duties) + _doubt(known, uid, known.duties, settings) < 0
     return response.windows >= _AVERAGED_WINDOWS and is_average_below and tenant.progress < tenant.promise
+
+
+def _doubt(known: KnownTenants, uid: str, duties: Mapping[str, float], settings: WatchSettings) -> float:
+    """Return by how much the tenant's estimated progress under these duties may well be wrong."""
+    error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
+    return settings.confidence * max(error / 2, known.error(uid, duties))
 
 
 def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
@@ -276,9 +280,7 @@ def _hopeless(
     Only windows that show the promise missed count, because the estimate may lag behind the measurements.
     """
     best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
-    error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
-    doubt = settings.confidence * max(error / 2, known.error(uid, best))
-    if known.room(uid, best) + doubt >= 0:
+    if known.room(uid, best) + _doubt(known, uid, best, settings) >= 0:
         return max(0.0, record.hopeless_seconds - elapsed)
     progress = known.tenants[uid].progress
     is_missed = progress is not None and progress < known.tenants[uid].promise
@@ -399,17 +401,20 @@ def _slo_step(
 def _throttled(
     known: KnownTenants, duties: Mapping[str, float], broken: list[str], settings: WatchSettings
 ) -> dict[str, float]:
-    """Return duties that keep the broken promises by the whole margin, else by a third of it, else nearly.
+    """Return duties that keep the broken promises by the margin and the doubt, else by less, else nearly.
 
-    The last only if the step is large enough, so that duties which help too little do not follow the noise.
+    What is measured may be too high by the doubt; a throttle that proves too strong is loosened later, one that is
+    too weak costs two further windows. The last only if the step is large enough, so that duties which help too
+    little do not follow the noise.
     """
+    doubt = max(_doubt(known, uid, duties, settings) for uid in broken)
     plans = []
-    for margin in (settings.margin, settings.margin / 3):
+    for margin in (settings.margin + doubt, settings.margin, settings.margin / 3):
         found = relieved(known, duties, broken, settings, margin=margin, max_step=settings.max_step_down)
         if all(known.room(uid, found) >= margin for uid in broken):
             return found
         plans.append(found)
-    whole, _ = plans
+    _, whole, _ = plans
     return whole if any(duties[uid] - whole[uid] >= _LEAST_STEP for uid in duties) else dict(duties)
 
 

@@ -86,7 +86,7 @@ class WatchSettings:
     margin: float = 0.03
     room: float = 0.02
     min_duty: float = 0.1
-    max_step_down: float = 0.5
+    max_step_down: float = 0.7
     max_step_up: float = 0.2
     let_go_seconds: float = 10.0
     delay_seconds: float = 0.4
