@@ -78,13 +78,15 @@ class Caps:
             },
         )
 
-    async def report(self, *, node: str = "n1", state: str = "Active", **clients: int | None) -> None:
+    async def report(
+        self, *, node: str = "n1", state: str = "Active", ceilings: str = "Enforced", **clients: int | None
+    ) -> None:
         """The agent's report: how many processes the node's pods, all on its first GPU, have at MPS."""
         self.reports += 1
         obj = copy.deepcopy(self.cluster.objects[GPUNODES][node])
         obj["status"]["observedAt"] = f"report {self.reports}"
         gpu = obj["status"]["gpus"][0]
-        gpu["mps"] = {"state": state}
+        gpu["mps"] = {"state": state, "ceilings": ceilings}
         gpu["tenants"] = [
             {"podUid": self.uid(name), "share": 1, "clients": count} for name, count in clients.items()
         ]
@@ -143,6 +145,28 @@ async def test_it_gets_the_gpu_once_its_neighbour_has_left(caps: Caps, caplog: p
     assert event["note"] == f"{told}, instead of 50%"
 
 
+async def test_a_pod_that_waits_is_asked_about_again_when_a_cap_has_changed(caps: Caps) -> None:
+    """It may fit beside the new cap."""
+    caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
+    await caps.report(a=0)
+    rooms: list[str] = []
+    caps.ledger.on_room = lambda: rooms.append("room")
+    await caps.changer.round()
+    assert rooms == ["room"]
+
+
+async def test_a_cap_that_another_writes_counts_and_the_pod_stays_as_old_as_it_is(caps: Caps) -> None:
+    caps.pod("a", "0.5", 50)
+    caps.pod("b", "0.2", 20)
+    await caps.cluster.settle()
+    pod = copy.deepcopy(caps.cluster.pod("a"))
+    pod["metadata"]["annotations"][CAP] = "75"
+    caps.cluster.put(PODS, pod)
+    await caps.cluster.settle()
+    tenants = [(each.pod_uid, each.thread_percentage) for each in caps.ledger.state.tenants("GPU-n1-0")]
+    assert tenants == [(caps.uid("a"), 75), (caps.uid("b"), 20)]
+
+
 async def test_a_second_look_writes_nothing(caps: Caps) -> None:
     caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
     await caps.report(a=0)
@@ -165,10 +189,22 @@ async def test_a_pod_with_a_process_or_of_which_it_is_not_known_is_left_alone(
     assert caps.cap("a") == "50"
 
 
-@pytest.mark.parametrize("state", ["Down", "Fault", "Starting"])
-async def test_nothing_is_believed_of_a_gpu_whose_daemon_is_not_up(caps: Caps, state: str) -> None:
+@pytest.mark.parametrize(
+    "mps",
+    [
+        {"state": "Down"},
+        {"state": "Fault"},
+        {"state": "Starting"},
+        {"ceilings": "NotEnforced"},
+        {"ceilings": "Untested"},
+    ],
+    ids=str,
+)
+async def test_nothing_changes_where_the_daemon_is_not_up_or_caps_do_not_bind(
+    caps: Caps, mps: dict[str, str]
+) -> None:
     caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
-    await caps.report(a=0, state=state)
+    await caps.report(a=0, **mps)
     await caps.round()
     assert caps.cap("a") == "50"
 

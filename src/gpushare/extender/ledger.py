@@ -479,6 +479,7 @@ class ShareLedger:
         known = self.state.reservation(pod_uid)
         if known is not None and known.placement.thread_percentage != thread_percentage:
             self.state.set_cap(pod_uid, thread_percentage)
+            self.on_room()
 
     def overfull(self, pod_uid: str) -> str:
         """Return a sentence on which of a pod's GPUs became too full since it was chosen; empty if none did."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import MpsState, Taint, names, parse_quantity, taints_of
+from gpushare.core.api import Ceilings, MpsState, Taint, names, parse_quantity, taints_of
 from gpushare.core.gpu import Health
 from gpushare.core.placement import GpuSpec
 
@@ -22,7 +22,7 @@ class GpuNodeView:
         allocated: GPUs of the pods allocated on it, by pod uid.
         observed_at: when its agent looked, by the agent's clock; only compared with itself.
         freezes: whether its tenants can be stopped for a moment, as far as its agent says.
-        idle: uids of pods on it that have no process at MPS, as far as its agent knows.
+        idle: uids of pods without a process at MPS, as far as its agent knows, on GPUs where the gate sets caps.
     """
 
     name: str
@@ -65,9 +65,11 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
         gpus.append(GpuSpec(intern(uuid), intern(gpu.get("model") or ""), gpu.get("memoryMiB") or None))
         if gpu.get("health", Health.HEALTHY) != Health.HEALTHY:
             unhealthy.append(uuid)
+        mps = gpu.get("mps") or {}
+        caps_bind = mps.get("state") == MpsState.ACTIVE and mps.get("ceilings") == Ceilings.ENFORCED
         for tenant in gpu.get("tenants") or ():
             allocated[tenant["podUid"]] = (*allocated.get(tenant["podUid"], ()), gpus[-1].uuid)
-            if tenant.get("clients") == 0 and (gpu.get("mps") or {}).get("state") == MpsState.ACTIVE:
+            if tenant.get("clients") == 0 and caps_bind:
                 idle.add(tenant["podUid"])
     metadata = obj["metadata"]
     created_at = metadata.get("creationTimestamp") or ""
