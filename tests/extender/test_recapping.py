@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 from dataclasses import asdict
@@ -392,3 +393,20 @@ def test_reports_are_taken_in_their_order_and_each_pod_once() -> None:
     clock.now += FRESH_SECONDS + 0.1
     idle.heard("n2", frozenset({"c"}))
     assert [idle.take(), idle.take()] == [("c", "n2"), None], "an old report does not"
+
+
+async def test_an_extender_that_runs_does_it_itself(
+    cluster: Any, serve_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare.extender.server.WAKE_PERIOD_SECONDS", 0.01)
+    for number in range(8):
+        cluster.add_node(f"n{number + 1}", gpus=1, model=H200)
+    async with serve_cluster(cluster) as running:
+        caps = Caps(cluster, running, Clock())
+        await caps.report()
+        caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
+        await caps.report(a=0)
+        async with asyncio.timeout(20):
+            while caps.cap("a") != "100":  # noqa: ASYNC110 - the cluster's objects have no such event
+                await asyncio.sleep(0.01)
+        assert caps.changed == 1
