@@ -13,7 +13,14 @@ import pytest
 
 from gpushare.core.api import WorkloadSignature, to_json
 from gpushare.extender.idle import FRESH_SECONDS, IdlePods
-from gpushare.extender.recapping import BACKOFF, MOST_CHANGED, MOST_EXAMINED, SETTLED_SECONDS, CapChanger
+from gpushare.extender.recapping import (
+    BACKOFF,
+    MOST_CHANGED,
+    MOST_EXAMINED,
+    MOST_JUDGED,
+    SETTLED_SECONDS,
+    CapChanger,
+)
 from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, PODS, Forbidden, Retryable
 from gpushare.twin.contention import WORKLOADS
 
@@ -350,14 +357,23 @@ async def test_a_bounded_number_is_written_in_a_round_and_a_pod_once_in_a_while(
     assert caps.cap("p1") == "50"
 
 
-async def test_a_bounded_number_is_looked_at_in_a_round(caps: Caps, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_model_is_asked_about_a_bounded_number_in_a_round(
+    caps: Caps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods that it says nothing of, such as unknown ones under their share, do not count."""
     looked = []
-    monkeypatch.setattr(caps.changer, "_chosen", lambda pod: looked.append(pod.name))
+    monkeypatch.setattr("gpushare.extender.recapping.cap_anew", lambda request, _: looked.append(request.pod_uid))
     for number in range(1, 9):
-        caps.pod(f"p{number}", "0.5", 75, node=f"n{number}")
+        workload = "montecarlo-fp32" if number > 2 else None
+        caps.pod(f"p{number}", "0.5", 50, node=f"n{number}", workload=workload)
         await caps.report(node=f"n{number}", **{f"p{number}": 0})
     await caps.round()
-    assert looked == [f"p{number}" for number in range(1, MOST_EXAMINED + 1)]
+    assert looked == [caps.uid(f"p{number}") for number in range(1, 3 + MOST_JUDGED)]
+    caps.ledger.idle.heard("n9", frozenset(f"nobody-{number}" for number in range(2 * MOST_EXAMINED)))
+    await caps.round()
+    await caps.round()
+    assert looked == [caps.uid(f"p{number}") for number in range(1, 9)]
+    assert caps.ledger.idle.take() is not None, "the others have their turn in the next round"
 
 
 async def test_two_extenders_that_look_at_once_change_it_once(caps: Caps, serve_cluster: Any) -> None:
