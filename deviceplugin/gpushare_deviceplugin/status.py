@@ -234,6 +234,12 @@ def urgent_part(status: GpuNodeStatus) -> object:
     ), tuple((condition.type, condition.status) for condition in status.conditions)
 
 
+def has_emptied(before: GpuNodeStatus, after: GpuNodeStatus) -> bool:
+    """Return whether a pod's last process has left MPS: the extender chooses its cap anew then (ADR 0193)."""
+    had = {tenant.pod_uid for gpu in before.gpus for tenant in gpu.tenants if tenant.clients}
+    return any(tenant.clients == 0 and tenant.pod_uid in had for gpu in after.gpus for tenant in gpu.tenants)
+
+
 class StatusSink(Protocol):
     """Destination of a GpuNode's status; False when it could not be written now."""
 
@@ -243,7 +249,10 @@ class StatusSink(Protocol):
 
 
 class StatusWriter:
-    """Writer of the GpuNode: at once if its urgent part changed, else at most every ten seconds."""
+    """Writer of the GpuNode: at once if its urgent part changed, else at most every ten seconds.
+
+    It is also written at once if a pod's last process has left, but for that reason at most every ten seconds too.
+    """
 
     def __init__(
         self, state: NodeState, build: Callable[[], GpuNodeStatus], sink: StatusSink, clock: Callable[[], float]
@@ -254,13 +263,17 @@ class StatusWriter:
         self._clock = clock
         self._last: GpuNodeStatus | None = None
         self._last_at = float("-inf")
+        self._emptied_at = float("-inf")
 
     def due(self, status: GpuNodeStatus) -> bool:
         """Return whether this status should be written now."""
         if self._last is None or urgent_part(status) != urgent_part(self._last):
             return True
-        age = self._clock() - self._last_at
-        return age >= HEARTBEAT_SECONDS or (age >= QUIET_SECONDS and status != self._last)
+        now = self._clock()
+        age = now - self._last_at
+        if age >= HEARTBEAT_SECONDS or (age >= QUIET_SECONDS and status != self._last):
+            return True
+        return now - self._emptied_at >= QUIET_SECONDS and has_emptied(self._last, status)
 
     async def step(self) -> bool:
         """Write if due; return False when it was due and failed."""
@@ -271,6 +284,8 @@ class StatusWriter:
         if not await self._sink.write(replace(status, observed_at=now)):
             self._state.counts.error("gpunode")
             return False
+        if self._last is not None and has_emptied(self._last, status):
+            self._emptied_at = self._clock()
         self._last, self._last_at = status, self._clock()
         return True
 

@@ -237,6 +237,45 @@ def tenant(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[st
 
 
 @pytest.fixture
+def decided(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[Callable[..., str]]:
+    """Makes pods with a fraction that are bound to the node `no-such-node`, with a decision, by the scheduler."""
+    made: list[str] = []
+
+    def make(fraction: str = "0.25", *, cap: str = "25", **more: str) -> str:
+        name = f"p-{uuid.uuid4().hex[:8]}"
+        asked = {names.FRACTION: fraction} | {f"{names.GROUP}/{key}": text for key, text in more.items()}
+        pod = pod_object(name, asked, {names.MANAGED_LABEL: "true"})
+        pod["spec"]["nodeSelector"] = {"nobody": "else-binds-it"}
+        units = str(int(100 * float(fraction)))
+        pod["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: units}}
+        answer = installed.call("POST", PODS, pod)
+        assert answer.code == 201, answer.message
+        made.append(name)
+        decision = {
+            names.GPU: "GPU-1",
+            names.THREAD_PERCENTAGE: cap,
+            names.MEMORY_LIMIT: "0=1024M",
+            names.DECIDED_AT: "2026-11-24T00:00:00Z",
+        }
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "annotations": decision},
+            "target": {"kind": "Node", "name": "no-such-node"},
+        }
+        path = f"{GROUPS['ValidatingAdmissionPolicy']}/{RELEASE}-decisions"
+        text = json.dumps(installed.call("GET", path).body["spec"]["validations"])
+        (scheduler,) = set(re.findall(r"system:serviceaccount:[a-z0-9-]+:[a-z0-9-]+-scheduler", text))
+        answer = installed.call("POST", f"{PODS}/{name}/binding", binding, user=scheduler)
+        assert answer.code == 201, answer.message
+        return name
+
+    yield make
+    for name in made:
+        installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+@pytest.fixture
 def bound(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[str]:
     """A pod of somebody's on the node `no-such-node`."""
     name = f"p-{uuid.uuid4().hex[:8]}"

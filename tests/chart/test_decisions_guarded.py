@@ -1,14 +1,18 @@
 """Admission policies on a real API server: who may write decisions and requests on pods, and who may not."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.chart.chartobjects import MERGE, PODS, annotate
 
-from gpushare.core.api import names
+from gpushare.core.api import PodView, names
+from gpushare.extender.recapping import cap_patch
 
 ApiServer = Any  # conftest's, which importlib mode does not let a test module import
 PodObject = Any
+MakePod = Callable[..., str]
 Accounts = dict[str, str]
 
 pytestmark = pytest.mark.integration
@@ -118,3 +122,75 @@ def test_shares_are_not_to_be_had_behind_the_extenders_back(
     answer = installed.call("POST", PODS, pod, dry_run=True)
     assert answer.code == 403
     assert 'annotate the pod instead, such as gpushare.io/fraction: "0.25"' in answer.message
+
+
+JSON_PATCH = "application/json-patch+json"
+
+
+@pytest.mark.parametrize("cap", ["25", "26", "75", "100"])
+def test_the_extender_changes_the_cap_of_a_bound_pod(
+    installed: ApiServer, accounts: Accounts, decided: MakePod, cap: str
+) -> None:
+    """By the very patch that the extender sends; what it expects is tested by the API server."""
+    pod = decided("0.25", cap="50")
+    path = f"{PODS}/{pod}"
+    view = PodView.from_object(installed.call("GET", path).body)
+    assert view.decision is not None
+    who = {"user": accounts["scheduler"], "dry_run": True, "content_type": JSON_PATCH}
+    answer = installed.call("PATCH", path, cap_patch(view, int(cap)), **who)
+    assert answer.code == 200, answer.message
+    before = installed.call("GET", path).body["metadata"]["annotations"]
+    assert answer.body["metadata"]["annotations"] == before | {names.THREAD_PERCENTAGE: cap}
+    outdated = replace(view, decision=replace(view.decision, thread_percentage=33))
+    assert installed.call("PATCH", path, cap_patch(outdated, int(cap)), **who).code == 422
+    elsewhere = replace(view, decision=replace(view.decision, gpu_uuids=("GPU-2",)))
+    assert installed.call("PATCH", path, cap_patch(elsewhere, int(cap)), **who).code == 422
+    assert installed.call("PATCH", path, cap_patch(replace(view, uid="another"), int(cap)), **who).code == 422
+
+
+@pytest.mark.parametrize("cap", ["24", "1", "0", "101", "-50", "050", "many", "", None])
+def test_no_cap_is_below_the_share_or_senseless(
+    installed: ApiServer, accounts: Accounts, decided: MakePod, cap: str | None
+) -> None:
+    pod = decided("0.25", cap="50")
+    answer = annotate(installed, pod, names.THREAD_PERCENTAGE, cap, user=accounts["scheduler"])
+    assert answer.code == 403
+    assert "never below its share" in answer.message
+
+
+def test_a_cap_that_is_no_choice_is_not_changed(
+    installed: ApiServer, accounts: Accounts, decided: MakePod, bound: str
+) -> None:
+    for pod in (decided("0.25", cap="100", **{"class": "latency"}), decided("1", cap="100")):
+        answer = annotate(installed, pod, names.THREAD_PERCENTAGE, "50", user=accounts["scheduler"])
+        assert answer.code == 403
+        assert "not for class latency, whole GPUs" in answer.message
+    answer = annotate(installed, bound, names.THREAD_PERCENTAGE, "50", user=accounts["scheduler"])
+    assert answer.code == 403, "a pod that was bound without a decision gets none"
+
+
+def test_a_pod_that_is_ending_keeps_its_cap(installed: ApiServer, accounts: Accounts, decided: MakePod) -> None:
+    pod = decided("0.25", cap="50")
+    path = f"{PODS}/{pod}"
+    stays = {"metadata": {"finalizers": ["example.com/stay"]}}
+    assert installed.call("PATCH", path, stays, content_type=MERGE).code == 200
+    try:
+        installed.call("DELETE", path, {"gracePeriodSeconds": 0})
+        answer = annotate(installed, pod, names.THREAD_PERCENTAGE, "75", user=accounts["scheduler"])
+        assert answer.code == 403
+        assert "a pod that is ending" in answer.message
+    finally:
+        installed.call("PATCH", path, {"metadata": {"finalizers": None}}, content_type=MERGE)
+
+
+@pytest.mark.parametrize("key", sorted({*names.DECISION_ANNOTATIONS} - {names.THREAD_PERCENTAGE}))
+@pytest.mark.parametrize("part", ["", "/status"])
+def test_of_a_bound_pods_decision_the_extender_changes_the_cap_alone(
+    installed: ApiServer, accounts: Accounts, decided: MakePod, key: str, part: str
+) -> None:
+    pod = decided("0.25")
+    for value in ("1", None) if key != names.PROBATION_SECONDS else ("1",):
+        answer = annotate(installed, pod, key, value, part=part, user=accounts["scheduler"])
+        assert answer.code == 403
+        assert "changes gpushare.io/thread-percentage and nothing else" in answer.message
+    assert annotate(installed, pod, names.ROOM_SINCE, "now", user=accounts["scheduler"]).code == 200

@@ -28,7 +28,7 @@ from gpushare_deviceplugin.gates import (
     notices,
 )
 from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
-from gpushare_deviceplugin.status import StatusWriter, build_status
+from gpushare_deviceplugin.status import GpuMeasure, StatusWriter, TenantMeasure, build_status
 
 
 class TestDecisions:
@@ -320,3 +320,42 @@ class TestStatusWriter:
         clock.now += 31
         await writer.step()
         assert len(sink.written) == before + 1  # a sign of life
+
+    async def test_at_once_when_a_pods_last_process_has_left_but_that_every_ten_seconds(
+        self, state: NodeState, clock: Clock
+    ) -> None:
+        """The extender chooses its cap anew then; a pod whose programs come and go costs one write more in ten."""
+        sink = Sink()
+        tenant(state, "a")
+        clients: int | None = 0
+
+        async def step(count: int | None) -> int:
+            nonlocal clients
+            clients = count
+            assert await writer.step()
+            return len(sink.written)
+
+        def build() -> GpuNodeStatus:
+            return build_status(state, {}, {GPU_A: GpuMeasure(None, {"uid-a": TenantMeasure(clients)})})
+
+        writer = StatusWriter(state, build, sink, clock)
+        assert await step(0) == 1
+        clock.now += 1
+        assert await step(2) == 1, "processes that came can wait"
+        clock.now += 9
+        assert await step(2) == 2
+        clock.now += 1
+        assert await step(1) == 2, "one is left"
+        assert await step(None) == 2, "how many is not known"
+        assert await step(0) == 3
+        assert sink.written[-1].gpus[0].tenants[0].clients == 0
+        for _ in range(9):
+            clock.now += 1
+            assert await step(1) == 3
+            assert await step(0) == 3, "it is known to have come to that"
+        clock.now += 1
+        assert await step(1) == 4, "a figure, after ten seconds"
+        assert await step(0) == 5, "and ten seconds after the last early one"
+        clock.now += 1
+        assert await step(1) == 5
+        assert await step(0) == 5

@@ -48,6 +48,18 @@ def test_a_gpunode():
     assert reduce_gpunode({"metadata": {"name": "n"}}).gpus == ()
 
 
+def test_idle_are_pods_without_a_process_where_the_gate_sets_caps():
+    def idle(mps, *clients):
+        tenants = [{"podUid": f"u{number}", "clients": count} for number, count in enumerate(clients)]
+        gpu = {"uuid": "A", "index": 0, "mps": mps, "tenants": tenants}
+        return reduce_gpunode({"metadata": {"name": "n"}, "status": {"gpus": [gpu]}}).idle
+
+    enforced = {"state": "Active", "ceilings": "Enforced"}
+    assert idle(enforced, 0, 1, None, 0) == {"u0", "u3"}
+    assert idle(None, 0) == set()
+    assert idle(enforced | {"state": "Fault"}, 0) == idle(enforced | {"ceilings": "Untested"}, 0) == set()
+
+
 def test_only_nodes_with_shares_are_of_interest():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "64", "memory": "1Gi"}}}
     assert reduce_node(node) is None

@@ -43,6 +43,7 @@ from gpushare.core.placement import (
 from gpushare.data import default_model
 from gpushare.extender.claims import GpuClaims
 from gpushare.extender.fence import Fence
+from gpushare.extender.idle import IdlePods
 from gpushare.extender.others import OtherPod, OtherPods
 from gpushare.extender.presence import AgentPresence
 from gpushare.extender.queued import QueuedPods
@@ -80,6 +81,7 @@ class ShareLedger:
         *,
         gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB,
         fence: Fence | None = None,
+        idle: IdlePods | None = None,
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
@@ -89,6 +91,7 @@ class ShareLedger:
         """Create an empty ledger.
 
         Args:
+            idle: pods that run no process, which the agents' reports go into.
             on_room: called when something became free or healthy.
             model: returns the interference model; called when the first profile appears.
             now: returns Unix time, by which retractions and probations end and pods wait.
@@ -124,6 +127,8 @@ class ShareLedger:
         self.away: set[str] = set()
         """Nodes whose agent does not run, or where kubelet has just rejected a pod: no new pods either."""
         self._presence = AgentPresence()
+        self.idle = idle or IdlePods()
+        """Pods that run no process, by their agents' newest reports."""
         self._heard: set[str] = set()
         self._heard_at: dict[str, float] = {}
 
@@ -208,6 +213,7 @@ class ShareLedger:
             self._heard.discard(key)
             self._heard_at.pop(key, None)
             self._gpunodes.pop(key, None)
+            self.idle.drop(key)
             self._presence.forget(key)
             self._presence_changed(key)
             self.state.remove_node(key)
@@ -217,6 +223,8 @@ class ShareLedger:
         before = self._gpunodes.get(key)
         if before is None or before.observed_at != view.observed_at:
             self._heard.add(key)
+            if before is not None:  # the first one may have been written long ago
+                self.idle.heard(key, view.idle)
         losers, gainers = self.claims.put(view)
         for name in (*losers, key, *gainers):
             self._gpunode_is(name, self.claims.own(name))
@@ -466,6 +474,13 @@ class ShareLedger:
         """Reserve room for a pod that is about to be bound."""
         self.state.reserve(request.pod_uid, chosen, request)
 
+    def set_cap(self, pod_uid: str, thread_percentage: int) -> None:
+        """Record the cap of a pod's next processes, if the pod still has its room."""
+        known = self.state.reservation(pod_uid)
+        if known is not None and known.placement.thread_percentage != thread_percentage:
+            self.state.set_cap(pod_uid, thread_percentage)
+            self.on_room()
+
     def overfull(self, pod_uid: str) -> str:
         """Return a sentence on which of a pod's GPUs became too full since it was chosen; empty if none did."""
         reservation = self.state.reservation(pod_uid)
@@ -503,11 +518,9 @@ class ShareLedger:
         """Count a bound pod on the GPUs in its annotations."""
         decided = Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)
         known = self.state.reservation(pod.uid)
-        if (
-            known is None
-            or known.placement != decided
-            or known.placement.thread_percentage != decided.thread_percentage
-        ):
+        if known is not None and known.placement == decided and known.placement.thread_percentage is not None:
+            self.set_cap(pod.uid, decision.thread_percentage)
+        else:
             request = bound_request(self.request_of(pod), pod, decision)
             if known is not None:
                 self.state.release(pod.uid)

@@ -52,6 +52,11 @@ class ExtenderMetrics:
             "Waiting pods that were marked for another try when room appeared.",
             registry=self.registry,
         )
+        self.caps_changed = Counter(
+            "gpushare_extender_caps_changed",
+            "Pods without a process whose cap was chosen anew for the present tenants of their GPU.",
+            registry=self.registry,
+        )
         self.contested_gpus = Gauge(
             "gpushare_extender_contested_gpus",
             "GPUs that a node lists although they belong to another node.",

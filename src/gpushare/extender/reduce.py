@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import Taint, names, parse_quantity, taints_of
+from gpushare.core.api import Ceilings, MpsState, Taint, names, parse_quantity, taints_of
 from gpushare.core.gpu import Health
 from gpushare.core.placement import GpuSpec
 
@@ -22,6 +22,7 @@ class GpuNodeView:
         allocated: GPUs of the pods allocated on it, by pod uid.
         observed_at: when its agent looked, by the agent's clock; only compared with itself.
         freezes: whether its tenants can be stopped for a moment, as far as its agent says.
+        idle: uids of pods without a process at MPS, as far as its agent knows, on GPUs where the gate sets caps.
     """
 
     name: str
@@ -31,6 +32,7 @@ class GpuNodeView:
     created_at: str = ""
     observed_at: str = ""
     freezes: bool = True
+    idle: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
     gpus: list[GpuSpec] = []
     unhealthy: list[str] = []
     allocated: dict[str, tuple[str, ...]] = {}
+    idle: set[str] = set()
     for gpu in sorted((obj.get("status") or {}).get("gpus") or (), key=lambda one: one.get("index") or 0):
         uuid = gpu.get("uuid")
         if not uuid:
@@ -62,14 +65,20 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
         gpus.append(GpuSpec(intern(uuid), intern(gpu.get("model") or ""), gpu.get("memoryMiB") or None))
         if gpu.get("health", Health.HEALTHY) != Health.HEALTHY:
             unhealthy.append(uuid)
+        mps = gpu.get("mps") or {}
+        caps_bind = mps.get("state") == MpsState.ACTIVE and mps.get("ceilings") == Ceilings.ENFORCED
         for tenant in gpu.get("tenants") or ():
             allocated[tenant["podUid"]] = (*allocated.get(tenant["podUid"], ()), gpus[-1].uuid)
+            if tenant.get("clients") == 0 and caps_bind:
+                idle.add(tenant["podUid"])
     metadata = obj["metadata"]
     created_at = metadata.get("creationTimestamp") or ""
     observed_at = (obj.get("status") or {}).get("observedAt") or ""
     name = intern(metadata["name"])
     freezes = _can_freeze((obj.get("status") or {}).get("conditions") or ())
-    return GpuNodeView(name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at, freezes)
+    return GpuNodeView(
+        name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at, freezes, frozenset(idle)
+    )
 
 
 def _can_freeze(conditions: Sequence[Mapping[str, Any]]) -> bool:

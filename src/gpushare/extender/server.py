@@ -17,10 +17,12 @@ from gpushare.core.api import GpuShare, PodView, names
 from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
+from gpushare.extender.idle import IdlePods
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.options import POLICIES, ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
+from gpushare.extender.recapping import CapChanger
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
@@ -49,6 +51,7 @@ class Extender:
             options.settings.defaults,
             gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,
             fence=Fence(options.fence_timeout_seconds),
+            idle=IdlePods(clock),
             on_room=lambda: self.waiting.room(clock()),
             probation=options.settings.probation,
             reserve_after_seconds=options.settings.reserve_after_seconds,
@@ -85,6 +88,7 @@ class Extender:
             clock=clock,
         )
         self.explainer = Explainer(api, ledger, clock)
+        self.caps = CapChanger(api, ledger, self.metrics, clock)
         self._api = api
         self._clock = clock
         self._beat_at = clock()
@@ -180,6 +184,7 @@ class Extender:
             await self.wake()
             await self.binder.look_again(self._clock())
             if not self.not_ready():
+                await self.caps.round()
                 await self.explainer.round()
                 self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))
                 await self.ledger.learn()

@@ -28,6 +28,7 @@ from gpushare.core.placement.probation import (
     why_unread,
     window_seconds,
 )
+from gpushare.core.placement.recap import NewCap, cap_anew
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
@@ -76,6 +77,7 @@ __all__ = [
     "KnownWorkload",
     "LearningPolicy",
     "Mix",
+    "NewCap",
     "Newcomer",
     "NodeList",
     "NodeSpec",
@@ -92,6 +94,7 @@ __all__ = [
     "Unprofiled",
     "WaitingPod",
     "bound_request",
+    "cap_anew",
     "cap_of",
     "choose_victims",
     "clock_time",

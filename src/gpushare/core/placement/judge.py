@@ -240,6 +240,16 @@ class Judge:
         """Return a set by its id."""
         return self._sets[number]
 
+    def beside(self, state: ClusterState, pod_uid: str, slot: int, row: int) -> TenantSet:
+        """Return the tenants of a GPU without one of them."""
+        gpu_model = state.model_names[int(state.model_ids[slot, row])]
+        members = [
+            _member(tenant, tenant.known if self._known is None else self._known(tenant.pod_uid), gpu_model)
+            for tenant in state.tenants(state.uuids(row)[slot])
+            if tenant.pod_uid != pod_uid
+        ]
+        return TenantSet(gpu_model, tuple(sorted(members, key=Member.order)))
+
     def kept_apart(self, state: ClusterState, known: KnownWorkload | None, now: float) -> BoolArray | None:
         """Return the GPUs where a retraction keeps the workload and a tenant apart, (width, rows), or None."""
         if known is None or not known.name:

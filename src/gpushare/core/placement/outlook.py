@@ -6,17 +6,17 @@ like the present tenants. Both are read from the state, so that every process de
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.placement.caps import UNCAPPED_PERCENT
-from gpushare.core.placement.forecasts import Member
-from gpushare.core.placement.judge import EMPTY, Judge, Newcomer, most_beside, rows_of
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement.forecasts import ForecastTable, Member
+from gpushare.core.placement.judge import EMPTY, Judge, Newcomer, TenantSet, most_beside, rows_of
+from gpushare.core.placement.state import ClusterState, FloatArray
 
 ALONE: Final = 0.25
 """Below this likelihood that a neighbour arrives, a tenant of an empty GPU is not capped."""
@@ -28,7 +28,8 @@ MOST_IMAGINED: Final = 3
 """Most tenants that arrive in one of them."""
 _GRAIN: Final = 1 / 8
 _LEAST_WORTH, _MOST_WORTH, _WORTH_GRAIN = 0.5, 3.0, 0.25
-_SAME: Final = 0.01
+SAME: Final = 0.01
+"""Expected progress, in GPUs, that differs by no more is equal: far below the model's error."""
 _GOLDEN: Final = 0.6180339887498949
 
 
@@ -90,45 +91,97 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
     It is the cap with the most expected summed progress, now and with likely arrivals, among those under which
     every promise can be kept; of nearly equal ones the smallest, which leaves most to others.
     """
-    if newcomer.known is not None and newcomer.known.wants_own:
-        return UNCAPPED_PERCENT
     number = int(judge.resident_sets(state)[slot, row])
     gpu_model = state.model_names[int(state.model_ids[slot, row])]
-    caps = newcomer.caps(gpu_model)
-    if len(caps) == 1:
-        return caps[0]
-    tenants = judge.set_at(number)
-    taken = sum(member.share_percent for member in tenants.members)
-    free = SHARES_PER_GPU - taken - newcomer.share_percent
-    fillings = _fillings(mix_of(judge, state, newcomer, gpu_model), free)
-    company = company_of(state, int(number == EMPTY)) if fillings else 0.0
-    if number == EMPTY and company < ALONE:
-        return UNCAPPED_PERCENT
-    table = judge.table(gpu_model)
-    caps = tuple(cap for cap in caps if cap <= most_beside(tenants, newcomer))
-    starts = [(newcomer.member(gpu_model, cap), *tenants.members) for cap in caps]
+    tenants = TenantSet(gpu_model, judge.set_at(number).members)
+    return caps_beside(judge, state, newcomer, tenants, company=company_of(state, int(number == EMPTY))).best
+
+
+@dataclass(frozen=True, slots=True)
+class CapOutlook:
+    """A tenant's caps beside the other tenants of its GPU, by what they are worth.
+
+    Attributes:
+        best: the cap under which it should start, 1 to 100.
+        expected: by cap, the expected summed progress of the GPU, in GPUs; -inf where a promise cannot be kept;
+            empty if nothing had to be compared.
+    """
+
+    best: int
+    expected: Mapping[int, float] = field(default_factory=dict)
+
+
+def caps_beside(
+    judge: Judge,
+    state: ClusterState,
+    tenant: Newcomer,
+    others: TenantSet,
+    *,
+    company: float,
+    present: int | None = None,
+) -> CapOutlook:
+    """Return the outlook of a tenant's caps beside the other tenants of its GPU.
+
+    Args:
+        others: the tenants of the GPU without this one, and its model.
+        company: likelihood that the GPU's free share is taken soon, 0 to 1.
+        present: the cap that it has, to be compared with the others if it may have it; None for a newcomer.
+    """
+    if tenant.known is not None and tenant.known.wants_own:
+        return CapOutlook(UNCAPPED_PERCENT)
+    gpu_model = others.gpu_model
+    choices = tenant.caps(gpu_model)
+    if len(choices) == 1:
+        return CapOutlook(choices[0])
+    free = SHARES_PER_GPU - sum(member.share_percent for member in others.members) - tenant.share_percent
+    fillings = _fillings(mix_of(judge, state, tenant, gpu_model), free)
+    company = company if fillings else 0.0
+    if not others.members and company < ALONE:
+        return CapOutlook(UNCAPPED_PERCENT)
+    most = most_beside(others, tenant)
+    choices = tuple(cap for cap in choices if cap <= most)
+    caps = choices
+    if present is not None and choices[0] <= present <= most:
+        caps = tuple(sorted({*choices, present}))
+    starts = [(tenant.member(gpu_model, cap), *others.members) for cap in caps]
+    expected = _expected(judge.table(gpu_model), starts, fillings, company)
+    worth = dict(zip(caps, expected.tolist(), strict=True))
+    reached = [cap for cap in choices if np.isfinite(worth[cap])]
+    top = max((worth[cap] for cap in reached), default=-np.inf)
+    best = next((cap for cap in reached if worth[cap] >= top - SAME), choices[0])
+    return CapOutlook(best, worth)
+
+
+def _expected(
+    table: ForecastTable,
+    starts: Sequence[tuple[Member, ...]],
+    fillings: Sequence[tuple[Member, ...]],
+    company: float,
+) -> FloatArray:
+    """Return the expected summed progress of each set; -inf where a promise cannot be kept now.
+
+    Args:
+        fillings: ways in which the free share may be filled; all equally likely.
+    """
     sets = [*starts]
     for filling in fillings:
         sets += [(*start, *filling[:count]) for start in starts for count in range(1, len(filling) + 1)]
     forecast = table.forecast(rows_of(table, sets))
     summed = np.where(forecast.kept, forecast.summed, -np.inf)
-    now = summed[: len(caps)]
-    later = np.zeros(len(caps))
-    at = len(caps)
+    now = summed[: len(starts)]
+    later = np.zeros(len(starts))
+    at = len(starts)
     for filling in fillings:
-        ends = summed[at : at + len(caps) * len(filling)].reshape(len(caps), len(filling))
+        ends = summed[at : at + len(starts) * len(filling)].reshape(len(starts), len(filling))
         at += ends.size
         # A tenant that would break a promise is not admitted, nor is any after it: the set before it remains.
         comes = np.isfinite(ends).cumprod(axis=1).sum(axis=1)
-        last = np.where(comes > 0, ends[np.arange(len(caps)), np.maximum(comes - 1, 0)], now)
+        last = np.where(comes > 0, ends[np.arange(len(starts)), np.maximum(comes - 1, 0)], now)
         later += last / len(fillings)
-    kept = np.flatnonzero(np.isfinite(now))
-    if not len(kept):
-        return caps[0]
-    expected = now[kept]
-    if fillings:
-        expected = (1.0 - company) * expected + company * later[kept]
-    return caps[int(kept[(expected >= expected.max() - _SAME).argmax()])]
+    kept = np.isfinite(now)
+    expected = np.full(len(starts), -np.inf)
+    expected[kept] = (1.0 - company) * now[kept] + company * later[kept] if fillings else now[kept]
+    return expected
 
 
 def _fillings(mix: Sequence[MixKind], free: int) -> list[tuple[Member, ...]]:

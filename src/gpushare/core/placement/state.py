@@ -285,6 +285,14 @@ class ClusterState:
             self.closed_gpus.drop(pod_uid)
             self._close(pod_uid, reservation)
 
+    def set_cap(self, pod_uid: str, thread_percentage: int) -> None:
+        """Set the cap of a reserved pod's next processes; it stays as old as it is among the tenants."""
+        before = self._reservations[pod_uid]
+        placement = replace(before.placement, thread_percentage=thread_percentage)
+        self._reservations[pod_uid] = replace(before, placement=placement)
+        if before.slots is not None:
+            self._touch(before.row)
+
     def reservation(self, pod_uid: str) -> Reservation | None:
         """Return a pod's reservation, or None."""
         return self._reservations.get(pod_uid)
