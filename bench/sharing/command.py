@@ -58,6 +58,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--faults", type=int, default=usual.faults, help="in a run of gpushare of its own: so many MPS faults"
     )
+    parser.add_argument(
+        "--to-the-end",
+        action="store_true",
+        help="begin a run that may be cut, where the time is too short for all",
+    )
     parser.add_argument("--jobs", type=int, default=standard.jobs)
     parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
     parser.add_argument("--most-seconds", type=float, default=standard.most_seconds)
@@ -82,6 +87,7 @@ def main(arguments: list[str]) -> None:
         read.signatures,
         tuple(read.policies),
         read.faults,
+        read.to_the_end,
     )
     if read.what == "plan":
         print(plan(trace, settings, "processes" if read.without_kubernetes else "pods"))

@@ -190,6 +190,16 @@ def test_policies_run_in_the_order_in_which_they_are_named(tmp_path: Path) -> No
     assert [name for name, _ in complete(records)] == list(named)
 
 
+def test_time_that_is_left_for_no_other_run_is_used_for_one_that_may_not_end(tmp_path: Path) -> None:
+    session(tmp_path, QueuedGpu(), 10_000.0, repetitions=0)
+    expected = expected_seconds(FIFO, draw(TRACE), Records.open(tmp_path))
+    for is_wanted, budget in ((False, 0.95 * expected), (True, 0.3 * expected), (True, 0.95 * expected)):
+        done, _ = session(
+            tmp_path, QueuedGpu(), budget + 10.0, repetitions=1, policies=("fifo",), to_the_end=is_wanted
+        )
+        assert done is (is_wanted and budget > 0.5 * expected)
+
+
 def test_without_time_for_signatures_the_policies_run_that_need_none(tmp_path: Path) -> None:
     gpu = QueuedGpu()
     named = ("gpushare", "mps-equal")

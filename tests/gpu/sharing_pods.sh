@@ -46,7 +46,8 @@ for try in 1 2 3 4; do # what failed is tried again while there is time
     [ "$left" -gt 60 ] || break
     echo "== call $try, $left s"
     tenths=$(((left - 15) / 6)) # of a minute
-    timeout -k 20 "$left" python3 -m bench sharing run "$work/sharing" --budget "$((tenths / 10)).$((tenths % 10))" "$@"
+    timeout -k 20 "$left" python3 -m bench sharing run "$work/sharing" \
+        --budget "$((tenths / 10)).$((tenths % 10))" --to-the-end "$@"
     echo "== exit status $?"
     [ "$(tail -n 2 "$work/run.log" | grep -c '\] complete$')" = 0 ] || break
 done
