@@ -50,7 +50,7 @@ PATIENCE_SECONDS = 90.0
 END_SECONDS = 40.0  # of pods with a grace period of a second; the MPS daemon's has 15
 SIGNATURE_SECONDS = 5.0  # seconds of a signature that are enough to begin with
 TROUBLE_SECONDS = 60.0  # so long kubectl may fail before a run is given up
-SETTLE_SECONDS = 30.0  # until the agent has seen that pods of a stopped call are gone
+SETTLE_SECONDS = 20.0  # until the agent has seen that the last pods are gone: the self-test's, a stopped call's
 _TRIES = 3
 _PAUSE_SECONDS = 1.0
 _LOOK_PATIENCE_SECONDS = 5.0
@@ -109,7 +109,8 @@ def place_of_this_cluster() -> Place:
         raise NotReadyError("GPUSHARE_TENANTS has to name a file that says how pods come to PyTorch")
     tenants = Tenants.read(Path(file))
     try:
-        deadline = time.monotonic() + (SETTLE_SECONDS if remove_pods() else 0.0)
+        remove_pods()
+        deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             nodes = json.loads(kubectl("get", "gpunodes", "-o", "json"))["items"]
             try:
@@ -122,21 +123,20 @@ def place_of_this_cluster() -> Place:
         raise NotReadyError(f"gpushare is not installed here: {error}") from error
 
 
-def remove_pods() -> bool:
-    """Remove every pod of the benchmark, and wait until they are gone; return whether there were any.
+def remove_pods() -> None:
+    """Remove every pod of the benchmark, and wait until they are gone.
 
     Raises:
         KubectlError: they stay.
     """
     asked = ("-n", NAMESPACE, "get", "pods", "-o", "json")
     if not json.loads(patiently(*asked) or '{"items": []}')["items"]:
-        return False
+        return
     delete = ("-n", NAMESPACE, "delete", "pods", "--all", "--wait=true")
     try:
         kubectl(*delete, seconds=END_SECONDS)
     except KubectlError:  # kubelet does not end one: the next policy is not to meet it
         kubectl(*delete, "--force", "--grace-period=0", seconds=END_SECONDS)
-    return True
 
 
 def place_of(nodes: Sequence[Json], tenants: Tenants) -> Place:

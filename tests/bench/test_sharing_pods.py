@@ -490,7 +490,8 @@ def test_what_a_stopped_call_has_left_is_removed_and_the_gpu_waited_for(
     monkeypatch.setenv("GPUSHARE_TENANTS", str(tmp_path / "tenants.json"))
     assert pods.place_of_this_cluster().gpu == GPU
     assert node.pods == {}
-    node.gpu_nodes = [gpu_node(tenants=[{"podUid": "u"}])]  # somebody else's: nothing to wait for
+    node.gpu_nodes = [gpu_node(tenants=[{"podUid": "u"}])]  # somebody else's stay
+    monkeypatch.setattr(pods, "SETTLE_SECONDS", 0.0)
     with pytest.raises(NotReadyError, match="has 1 pods already"):
         pods.place_of_this_cluster()
 

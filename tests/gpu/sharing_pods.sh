@@ -48,7 +48,9 @@ for try in 1 2 3 4; do # what failed is tried again while there is time
     tenths=$(((left - 15) / 6)) # of a minute
     timeout -k 20 "$left" python3 -m bench sharing run "$work/sharing" \
         --budget "$((tenths / 10)).$((tenths % 10))" --to-the-end "$@"
-    echo "== exit status $?"
+    code=$?
+    echo "== exit status $code"
+    [ "$code" = 0 ] || sleep 10
     [ "$(tail -n 2 "$work/run.log" | grep -c '\] complete$')" = 0 ] || break
 done
 touch "$work/over"
