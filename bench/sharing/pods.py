@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,7 @@ class PodLauncher:
             try:
                 self._wait(self._daemon_is_ready, "the MPS daemon")
             except TimeoutError as error:
-                raise TimeoutError(f"{error}: {self._where(DAEMON)}") from None
+                raise TimeoutError(f"{error}: {self._where([DAEMON])[DAEMON]}") from None
         self._began_wall = time.time()
         self._injector = None
         if policy.faults:
@@ -326,7 +326,8 @@ class PodLauncher:
 
     def unfinished(self) -> dict[int, str]:
         """Return where the pods of jobs are that have not ended."""
-        return {order.job.number: self._where(name) for name, order in self._live.items()}
+        where = self._where(self._live)
+        return {order.job.number: where[name] for name, order in self._live.items()}
 
     def witness(self) -> PodWitness | None:
         """Return the witness of decisions and inference under gpushare."""
@@ -402,16 +403,19 @@ class PodLauncher:
         found = {share["metadata"]["name"]: share.get("status", {}).get("profile") for share in shares}
         return {name: kept for name, kept in found.items() if kept}
 
-    def _where(self, name: str) -> str:
-        asked = ("-n", NAMESPACE, "get")
+    @staticmethod
+    def _where(pod_names: Iterable[str]) -> dict[str, str]:
+        asked = ("-n", NAMESPACE, "get", "pods,events", "-o", "json")
         try:
-            pods = json.loads(kubectl(*asked, "pods", "-o", "json", seconds=_LOOK_PATIENCE_SECONDS))["items"]
-            about = f"--field-selector=involvedObject.name={name}"
-            text = kubectl(*asked, "events", about, "-o", "json", seconds=_LOOK_PATIENCE_SECONDS)
+            found = json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]
         except KubectlError as error:
-            return str(error)[:TAIL]
-        pod = next((each for each in pods if each["metadata"]["name"] == name), None)
-        return where_it_is(pod, json.loads(text or '{"items": []}')["items"])
+            return dict.fromkeys(pod_names, str(error)[:TAIL])
+        pods = {each["metadata"]["name"]: each for each in found if each["kind"] == "Pod"}
+        events = [each for each in found if each["kind"] == "Event"]
+        return {
+            name: where_it_is(pods.get(name), [each for each in events if each["involvedObject"]["name"] == name])
+            for name in pod_names
+        }
 
     def _apply(self, *objects: Json) -> None:
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}

@@ -235,8 +235,9 @@ class OneNode:
                 assert "app.kubernetes.io/component=agent" in words
                 assert f"--field-selector=spec.nodeName={TWIN.node}" in words
                 return json.dumps({"items": self.agents})
-            case ["get", "events", *_]:
-                return json.dumps({"items": self.events})
+            case ["get", "pods,events", *_]:
+                of_kind = [*({"kind": "Pod"} | pod for pod in self.pods.values()), *self.events]
+                return json.dumps({"items": of_kind})
             case ["get", "gpunodes", *_]:
                 shown = self.gpu_nodes.pop(0) if len(self.gpu_nodes) > 1 else self.gpu_nodes[0]
                 return json.dumps({"items": shown})
@@ -470,7 +471,9 @@ def test_jobs_that_have_not_ended_say_where_they_are(monkeypatch: pytest.MonkeyP
     launcher = begun(node, monkeypatch, Order(TRAINING, 70))
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     node.pods[TRAINING.name]["status"] = {"phase": "Pending", "conditions": [condition]}
-    node.events = [{"reason": "FailedScheduling", "message": "no GPU fits", "lastTimestamp": "t"}]
+    about = {"kind": "Event", "involvedObject": {"name": TRAINING.name}}
+    node.events = [about | {"reason": "FailedScheduling", "message": "no GPU fits", "lastTimestamp": "t"}]
+    node.events.append(about | {"involvedObject": {"name": "another"}, "reason": "Pulled", "message": "yes"})
     assert launcher.unfinished() == {
         TRAINING.number: "Pending; PodScheduled is False: 0/1 nodes; FailedScheduling: no GPU fits"
     }

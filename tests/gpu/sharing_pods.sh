@@ -26,6 +26,10 @@ if (c := getattr(m, "__cached__", None)) and not os.path.exists(c)]; print(f"imp
     ;;
 "start")
     : "${OUT:?}"
+    if [ -f "$work/run.pid" ] && kill -0 "$(cat "$work/run.pid")" 2>/dev/null; then
+        echo "it runs already: $work/run.log"
+        exit 0
+    fi
     rm -rf "$work"
     mkdir -p "$work/checkout" "$work/sharing"
     # The next call's checkout replaces this one while the benchmark runs.
@@ -57,6 +61,7 @@ touch "$work/over"
 RUN
     # shellcheck disable=SC2086
     setsid bash "$work/run.sh" "$seconds" "$work" $options </dev/null >"$work/run.log" 2>&1 &
+    echo $! >"$work/run.pid"
     echo "the benchmark has begun, for $seconds s: $work/run.log"
     ;;
 "wait")
