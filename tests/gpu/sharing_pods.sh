@@ -18,11 +18,15 @@ case "$part" in
     # shellcheck disable=SC2016
     look='import sys, time, os; t = time.monotonic(); import torch, torch._dynamo, numpy; n = [m.__name__ for m in list(sys.modules.values())
 if (c := getattr(m, "__cached__", None)) and not os.path.exists(c)]; print(f"import of PyTorch: {time.monotonic() - t:.1f} s, {len(n)} modules not compiled", *n[:3])'
-    for _ in 1 2 3; do timeout 60 env -u PYTHONDONTWRITEBYTECODE python3 -c "$look"; done
-    for program in wideresnet-app-bf16-b128 seq2seq-app-tf32-b96 lu-refine-fp32-4096; do
-        PYTHONPATH=$PWD:$PWD/src timeout 60 python3 -m bench.sharing.gpujob "$program" 1 | grep -c '"end"' >/dev/null ||
-            echo "$program did not run here"
+    for _ in 1 2; do timeout 60 env -u PYTHONDONTWRITEBYTECODE python3 -c "$look"; done
+    for program in wideresnet-app-bf16-b128 seq2seq-app-tf32-b96 lu-refine-fp32-4096; do # CUDA's libraries too
+        {
+            PYTHONPATH=$PWD:$PWD/src timeout 40 python3 -m bench.sharing.gpujob "$program" 1 | grep -q '"end"' ||
+                echo "$program did not run here"
+        } &
     done
+    wait
+    echo "warm after $SECONDS s"
     ;;
 "start")
     : "${OUT:?}"
