@@ -10,6 +10,7 @@ DIR keeps what was measured; `run` continues where the last one stopped, and end
 """
 
 import argparse
+import signal
 import statistics
 import sys
 import tempfile
@@ -41,7 +42,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--simulated", action="store_true", help="the twin instead of a GPU")
     parser.add_argument("--budget", type=float, default=8.0, help="minutes of this call")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICIES))
+    parser.add_argument(
+        "--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICIES), help="in this order"
+    )
     standard, usual = TraceSettings(), SessionSettings()
     parser.add_argument("--alone-seconds", type=float, default=usual.alone_seconds)
     parser.add_argument("--signature-seconds", type=float, default=usual.signature_seconds)
@@ -54,6 +57,11 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument(
         "--faults", type=int, default=usual.faults, help="in a run of gpushare of its own: so many MPS faults"
+    )
+    parser.add_argument(
+        "--to-the-end",
+        action="store_true",
+        help="begin a run that may be cut, where the time is too short for all",
     )
     parser.add_argument("--jobs", type=int, default=standard.jobs)
     parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
@@ -79,11 +87,13 @@ def main(arguments: list[str]) -> None:
         read.signatures,
         tuple(read.policies),
         read.faults,
+        read.to_the_end,
     )
     if read.what == "plan":
-        print(plan(trace, settings))
+        print(plan(trace, settings, "processes" if read.without_kubernetes else "pods"))
         return
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
@@ -123,8 +133,8 @@ def as_simulated(jobs: Sequence[TraceJob], records: Records) -> list[Job]:
     ]
 
 
-def plan(trace: TraceSettings, settings: SessionSettings) -> str:
-    """Return what is to be expected, in words."""
+def plan(trace: TraceSettings, settings: SessionSettings, launcher: str) -> str:
+    """Return what is to be expected, in words; a pod's start is longer than a process's."""
     jobs = draw(trace)
     work = sum(job.seconds for job in jobs)
     lines = [
@@ -134,13 +144,16 @@ def plan(trace: TraceSettings, settings: SessionSettings) -> str:
     ]
     total = 0.0
     for name in settings.policies:
-        expected = expected_seconds(POLICIES[name], jobs, Records(Path()))
+        expected = expected_seconds(POLICIES[name], jobs, Records(Path()), launcher)
         total += expected
         lines.append(f"{name}: at most about {expected:.0f} s a run")
-    lines.append(
-        f"{settings.repetitions} repetitions: at most about {settings.repetitions * total / 60:.0f} minutes, and "
-        "in each session about one minute of programs alone, in the first one three minutes"
+    alone = (
+        "on each machine about two minutes of programs alone, on the first one six minutes"
+        if launcher == "pods"
+        else "in each session about one minute of programs alone, in the first one three minutes"
     )
+    minutes = settings.repetitions * total / 60
+    lines.append(f"{settings.repetitions} repetitions: at most about {minutes:.0f} minutes, and {alone}")
     return "\n".join(lines)
 
 

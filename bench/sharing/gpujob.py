@@ -6,6 +6,7 @@ stream of high priority, the second works in one of low priority of the same pro
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.sharing.work import JobLog, serve
+from bench.sharing.work import JobLog, serve, turn
 
 WARM_SECONDS = 0.5
 _FIRST_STEPS = 3
@@ -31,6 +32,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop", type=Path, help="it ends once this file is there")
     parser.add_argument("--turns", type=Path, help="of a simulated job without MPS: where all of them say so")
+    parser.add_argument("--turn", type=Path, help="new folder of all jobs of which one works at a time")
+    parser.add_argument("--of", type=int, default=1, help="number of those jobs")
     return parser.parse_args(arguments)
 
 
@@ -50,8 +53,12 @@ def main(arguments: list[str]) -> int:
         from bench.sharing import streams
 
         return streams.run(read, log)
-    workload = TABLE[read.program]
-    step = workload.build(Stage())
+    with turn(read.turn, read.of, log) if read.turn else contextlib.nullcontext():
+        return _run(torch, TABLE[read.program], Stage(), read, log)
+
+
+def _run(torch: Any, workload: Any, stage: Any, read: argparse.Namespace, log: JobLog) -> int:
+    step = workload.build(stage)
     _warm(torch, step)
     properties = torch.cuda.get_device_properties(0)
     log.say("ready", sms=properties.multi_processor_count, memory_mib=torch.cuda.max_memory_reserved() >> 20)

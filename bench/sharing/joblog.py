@@ -12,6 +12,7 @@ class JobStory:
 
     Attributes:
         progress: (seconds, iterations, seconds of work), the first at `ready` with nothing done.
+        waited: seconds until it was its turn on the GPU, its libraries loaded.
         ms, work_ms: of each request, from its arrival to its answer, and the work of it.
         beside_rate: iterations per second of a second program of the same process; None: there was none.
     """
@@ -24,6 +25,7 @@ class JobStory:
     ms: list[float] = field(default_factory=list)
     work_ms: list[float] = field(default_factory=list)
     beside_rate: float | None = None
+    waited: float = 0.0
 
     def as_record(self) -> dict[str, Any]:
         """Return it for the file."""
@@ -53,6 +55,10 @@ def story(lines: Iterable[str], began_wall: float) -> JobStory:
         if line["event"] == "start":
             offset = line["wall"] - line["at"] - began_wall
             found.started = line["at"] + offset
+        elif line["event"] == "loaded":
+            found.waited = -line["at"]
+        elif line["event"] == "turn":
+            found.waited = round(found.waited + line["at"], 4)
         elif line["event"] == "ready":
             found.ready = line["at"] + offset
             found.progress.append((found.ready, 0.0, 0.0))

@@ -56,6 +56,8 @@ class Launcher(Protocol):
     """Starts jobs under one policy after the other."""
 
     kind: str
+    alone: SharingPolicy
+    """By which programs are measured alone on the GPU."""
 
     def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
         """Make ready for a policy and the jobs that will come."""
@@ -79,6 +81,10 @@ class Launcher(Protocol):
 
     def witness(self) -> Witness | None:
         """Return who can tell what is predicted and inferred under the policy that has begun; None: nobody."""
+        ...
+
+    def unfinished(self) -> Mapping[int, str]:
+        """Return where the jobs are that have come and not ended, one sentence each, by number."""
         ...
 
     def faults(self) -> Sequence[Mapping[str, Any]]:

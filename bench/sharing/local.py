@@ -15,7 +15,7 @@ from typing import Any
 from bench.sharing.deciding import Decider
 from bench.sharing.joblog import story
 from bench.sharing.launching import Ended, Order
-from bench.sharing.policies import OURS, SharingPolicy, may_start
+from bench.sharing.policies import FIFO, OURS, SharingPolicy, may_start
 from bench.sharing.trace import TraceJob
 from bench.sharing.worlds import GpuShareWorld, LocalWorld, world_of
 from gpushare.core.gpu import GpuInfo
@@ -124,6 +124,7 @@ class LocalLauncher:
     """
 
     kind = "processes"
+    alone = FIFO
 
     def __init__(
         self, work: Path, gpu: GpuInfo, known: Mapping[str, Any], *, twin: bool, logs: Path | None = None
@@ -204,6 +205,11 @@ class LocalLauncher:
         if self._decider is None or not isinstance(self._world, GpuShareWorld):
             return None
         return LocalWitness(self._world, self._decider, self._began_wall)
+
+    def unfinished(self) -> dict[int, str]:
+        """Return who waits, and who runs."""
+        waiting = {order.job.number: "waits" for order in self._waiting}
+        return waiting | {order.job.number: "runs" for order, _, _ in self._running.values()}
 
     def faults(self) -> Sequence[Mapping[str, Any]]:
         """Return none: faults need pods (command.py refuses them here)."""

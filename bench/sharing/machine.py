@@ -16,6 +16,8 @@ from gpushare.core.gpu import DevicesError, GpuInfo
 from gpushare.twin.gpus import parse_simulated
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLE_GPU = "NVIDIA H200"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotReadyError(Exception):
@@ -103,15 +105,32 @@ def why_no_room(gpu: GpuInfo, jobs: Sequence[TraceJob], policies: Sequence[Shari
     return None
 
 
+def why_not_the_tables(gpu_model: str) -> str | None:
+    """Return what of the jobs does not hold on a GPU that is not the table's; None: it is."""
+    if gpu_model.startswith(TABLE_GPU):
+        return None
+    return (
+        f"Promises, `auto` shares and needs of memory follow from the table of an {TABLE_GPU}, and this is an "
+        f"{gpu_model}: `below promise` compares the policies here with each other, and with no run on an H200. "
+        "Work, rates and signatures are measured here. Where the memory is slower, memory-bound programs lose "
+        "less under a cap, and more beside each other."
+    )
+
+
 def describe(machine: Machine) -> dict[str, Any]:
     """Return what a session's record says of where it ran."""
     commit = os.environ.get("COMMIT", "")  # where the sources came without git
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = BOOT_ID.read_text().strip()
     with contextlib.suppress(OSError):
         asked = ["git", "rev-parse", "--short", "HEAD"]
         done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
         commit = done.stdout.strip() or commit
     return {
         "gpu": machine.gpu.model,
+        "gpu_uuid": machine.gpu.uuid,
+        "boot": boot,
         "memory_mib": machine.gpu.memory_mib,
         "driver": machine.driver,
         "simulated": machine.is_simulated,

@@ -134,11 +134,17 @@ def fault_pod(name: str, place: Place) -> Json:
     return pod
 
 
-def job_pod(policy: SharingPolicy, order: Order, place: Place) -> Json:
-    """Return the pod of a job under a policy."""
+def job_pod(policy: SharingPolicy, order: Order, place: Place, turn: tuple[str, int] | None = None) -> Json:
+    """Return the pod of a job under a policy.
+
+    Args:
+        turn: folder and number of the jobs of which one works at a time (work.turn).
+    """
     job, tenants = order.job, place.tenants
     program = "twinjob" if tenants.simulated else "gpujob"
     command = [tenants.python, "-u", "-m", f"bench.sharing.{program}", *order.arguments()]
+    if turn is not None:
+        command += ["--turn", turn[0], "--of", str(turn[1])]
     env = {"PYTHONPATH": f"{CODE_PATH}:{CODE_PATH}/src", "OMP_NUM_THREADS": "1"}
     pod = _pod(job.name, place, command, env)
     spec, metadata = pod["spec"], pod["metadata"]
@@ -182,6 +188,7 @@ def daemon_pod(policy: SharingPolicy, place: Place) -> Json:
         ]
     script = [
         "set -e",
+        'rm -rf "$CUDA_MPS_PIPE_DIRECTORY"',  # of a daemon that was killed
         'mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"',
         '"$@" -d -multiuser-server',
         *(f"echo '{word}' | \"$@\"" for word in words),

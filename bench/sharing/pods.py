@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bench.sharing.machine import NotReadyError
 from bench.sharing.manifests import (
     DAEMON,
     NAMESPACE,
+    NODE_PATH,
     PERCENT,
     REPLICA,
     Json,
@@ -37,7 +38,8 @@ from bench.sharing.manifests import (
     job_pod,
     offer,
 )
-from bench.sharing.policies import FIFO, SharingPolicy, World
+from bench.sharing.podstate import TAIL, is_hopeless, where_it_is, why_failed
+from bench.sharing.policies import FIFO, TURNS, SharingPolicy, World
 from bench.sharing.trace import programs
 from gpushare.core.api import GpuShareStatus, from_json, names
 from gpushare.core.gpu import GpuInfo
@@ -45,8 +47,12 @@ from gpushare.core.interference import Profile, as_profile
 
 LOOK_SECONDS = 0.4
 PATIENCE_SECONDS = 90.0
+END_SECONDS = 40.0  # of pods with a grace period of a second; the MPS daemon's has 15
 SIGNATURE_SECONDS = 5.0  # seconds of a signature that are enough to begin with
-_TAIL = 600
+TROUBLE_SECONDS = 60.0  # so long kubectl may fail before a run is given up
+SETTLE_SECONDS = 20.0  # until the agent has seen that the last pods are gone: the self-test's, a stopped call's
+_TRIES = 3
+_PAUSE_SECONDS = 1.0
 _LOOK_PATIENCE_SECONDS = 5.0
 _AGENT = "app.kubernetes.io/component=agent"
 
@@ -72,8 +78,26 @@ def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 60.0) ->
     return done.stdout
 
 
+def patiently(*arguments: str, stdin: str | None = None, seconds: float = 20.0) -> str:
+    """Run kubectl, and again where it fails.
+
+    Raises:
+        KubectlError: it failed every time.
+    """
+    for tries in range(_TRIES):
+        try:
+            return kubectl(*arguments, stdin=stdin, seconds=seconds)
+        except KubectlError as error:
+            if tries and "AlreadyExists" in str(error):  # the try before was heard
+                return ""
+            if tries + 1 == _TRIES:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    raise AssertionError("every try returns or raises")
+
+
 def place_of_this_cluster() -> Place:
-    """Return the cluster's node with a GPU, and how pods come to PyTorch.
+    """Return the cluster's node with a GPU, and how pods come to PyTorch; pods of a stopped call are removed.
 
     Raises:
         NotReadyError: no cluster, no gpushare, or not one GPU.
@@ -83,11 +107,36 @@ def place_of_this_cluster() -> Place:
     file = os.environ.get("GPUSHARE_TENANTS")
     if not file:
         raise NotReadyError("GPUSHARE_TENANTS has to name a file that says how pods come to PyTorch")
+    tenants = Tenants.read(Path(file))
     try:
-        nodes = json.loads(kubectl("get", "gpunodes", "-o", "json"))["items"]
+        remove_pods()
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            nodes = json.loads(kubectl("get", "gpunodes", "-o", "json"))["items"]
+            try:
+                return place_of(nodes, tenants)
+            except NotReadyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
     except KubectlError as error:
         raise NotReadyError(f"gpushare is not installed here: {error}") from error
-    return place_of(nodes, Tenants.read(Path(file)))
+
+
+def remove_pods() -> None:
+    """Remove every pod of the benchmark, and wait until they are gone.
+
+    Raises:
+        KubectlError: they stay.
+    """
+    asked = ("-n", NAMESPACE, "get", "pods", "-o", "json")
+    if not json.loads(patiently(*asked) or '{"items": []}')["items"]:
+        return
+    delete = ("-n", NAMESPACE, "delete", "pods", "--all", "--wait=true")
+    try:
+        kubectl(*delete, seconds=END_SECONDS)
+    except KubectlError:  # kubelet does not end one: the next policy is not to meet it
+        kubectl(*delete, "--force", "--grace-period=0", seconds=END_SECONDS)
 
 
 def place_of(nodes: Sequence[Json], tenants: Tenants) -> Place:
@@ -158,6 +207,7 @@ class PodLauncher:
     """Starts jobs as pods."""
 
     kind = "pods"
+    alone = TURNS
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -168,6 +218,8 @@ class PodLauncher:
         self._programs: set[str] = set()
         self._began_wall = 0.0
         self._next_look = 0.0
+        self._well_at = 0.0
+        self._turn: tuple[str, int] | None = None
         self._injector: FaultInjector | None = None
         with contextlib.suppress(KubectlError):
             kubectl("create", "namespace", NAMESPACE)
@@ -178,13 +230,19 @@ class PodLauncher:
         """Offer what the policy's pods ask for, and start its daemon."""
         self._policy, self._live, self._restarts, self._first_started = policy, {}, {}, {}
         self._programs = {order.job.program for order in orders}
+        remove_pods()
+        self._well_at = time.monotonic()
+        self._turn = (f"{NODE_PATH}/turn-{time.time_ns()}", len(orders)) if policy.takes_turns else None
         if policy.world is not World.GPUSHARE:
             patch = json.dumps(list(capacity_patch(policy)))
             kubectl("patch", "node", self._place.node, "--subresource=status", "--type=json", "-p", patch)
             self._wait(self._offers, "the node's offer")
         if policy.world is World.MPS:
             self._create(daemon_pod(policy, self._place))
-            self._wait(self._daemon_is_ready, "the MPS daemon")
+            try:
+                self._wait(self._daemon_is_ready, "the MPS daemon")
+            except TimeoutError as error:
+                raise TimeoutError(f"{error}: {self._where([DAEMON])[DAEMON]}") from None
         self._began_wall = time.time()
         self._injector = None
         if policy.faults:
@@ -195,54 +253,81 @@ class PodLauncher:
 
     def submit(self, order: Order) -> None:
         """Create the job's pod."""
-        self._create(job_pod(self._policy, order, self._place))
         self._live[order.job.name] = order
+        self._create(job_pod(self._policy, order, self._place, self._turn))
 
     def poll(self) -> dict[int, Ended]:
-        """Look at the pods twice a second."""
+        """Look at the pods twice a second; a look that fails is repeated at the next.
+
+        Raises:
+            KubectlError: looks have failed for TROUBLE_SECONDS.
+        """
         if time.monotonic() < self._next_look or not self._live:
             return {}
         self._next_look = time.monotonic() + LOOK_SECONDS
+        ended: dict[int, Ended] = {}
+        try:
+            self._look(ended)
+            self._well_at = time.monotonic()
+        except KubectlError:
+            if time.monotonic() - self._well_at > TROUBLE_SECONDS:
+                raise
+        return ended
+
+    def _look(self, ended: dict[int, Ended]) -> None:
         found = {
             pod["metadata"]["name"]: pod
             for pod in json.loads(kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
         }
-        now = time.time() - self._began_wall
+        wall = time.time()
+        now = wall - self._began_wall
         if self._injector is not None:
             self._injector.step(now, found, (KubectlError, ValueError))
         known = self.signatures() if any(order.until_known for order in self._live.values()) else {}
-        ended = {}
         for name, order in list(self._live.items()):
             pod = found.get(name)
             phase = None if pod is None else pod["status"].get("phase")
             if phase == "Running":
                 self._first_started.setdefault(name, now)
             if pod is None:  # taken away
+                self._create(job_pod(self._policy, order, self._place, self._turn))
                 self._restarts[name] = self._restarts.get(name, 0) + 1
-                self._create(job_pod(self._policy, order, self._place))
             elif phase == "Failed" and "deletionTimestamp" in pod["metadata"]:
                 pass  # being taken away: it did not fail, and is created again once it is gone
             elif phase == "Failed" and self._injector is not None and self._injector.has_felled(pod):
                 if self._injector.may_restart(name, now):  # as a Job would; created again once it is gone
                     kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
-            elif phase in ("Succeeded", "Failed") or (
-                # No other job runs beside it, so its end affects none.
-                order.until_known
-                and known.get(order.job.program, {}).get("windowSeconds", 0.0) >= SIGNATURE_SECONDS
+            elif (
+                phase in ("Succeeded", "Failed")
+                or is_hopeless(pod, wall)
+                # No other job runs beside one whose signature is taken, so its end affects none.
+                or (
+                    order.until_known
+                    and known.get(order.job.program, {}).get("windowSeconds", 0.0) >= SIGNATURE_SECONDS
+                )
             ):
-                del self._live[name]
                 ended[order.job.number] = self._ended(order, pod)
-                kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
-        return ended
+                del self._live[name]
+                with contextlib.suppress(KubectlError):  # else it is removed at the run's end
+                    kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
 
     def signatures(self) -> dict[str, Any]:
         """Return what the GpuShares say of the programs that ran; the cluster keeps it."""
-        shares = json.loads(kubectl("-n", NAMESPACE, "get", "gpushares", "-o", "json"))["items"]
-        found = {share["metadata"]["name"]: share.get("status", {}).get("profile") for share in shares}
-        return {name: kept for name, kept in found.items() if kept and name in self._programs}
+        return {name: kept for name, kept in self._kept().items() if name in self._programs}
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
-        """Do nothing: the cluster learns by itself."""
+        """Write them into GpuShares that have none: a new cluster lacks what an earlier session's has taken."""
+        kept = self._kept()
+        for program, signature in signatures.items():
+            if program not in kept and signature.get("gpuModel") == self._place.gpu.model:
+                patch = json.dumps({"status": {"profile": signature}})
+                asked = ("--subresource=status", "--type=merge", "-p", patch)
+                patiently("-n", NAMESPACE, "patch", "gpushare", program, *asked)
+
+    def unfinished(self) -> dict[int, str]:
+        """Return where the pods of jobs are that have not ended."""
+        where = self._where(self._live)
+        return {order.job.number: where[name] for name, order in self._live.items()}
 
     def witness(self) -> PodWitness | None:
         """Return the witness of decisions and inference under gpushare."""
@@ -256,14 +341,16 @@ class PodLauncher:
         return self._injector.records
 
     def end(self) -> None:
-        """Remove every pod of the benchmark, and wait until they are gone."""
-        kubectl("-n", NAMESPACE, "delete", "pods", "--all", "--wait=true", seconds=PATIENCE_SECONDS)
+        """Remove every pod of the benchmark; what stays costs no run that is over, and the next begins with it."""
         self._live = {}
+        with contextlib.suppress(KubectlError):
+            remove_pods()
 
     def close(self) -> None:
         """Leave the node as it was: no pods, and nothing offered that is not there. GpuShares stay."""
+        self._live = {}
         try:
-            self.end()
+            remove_pods()
         finally:
             paths = [f"/status/capacity/{name.replace('/', '~1')}" for name in (REPLICA, PERCENT)]
             patch = [{"op": "remove", "path": path} for path in paths]
@@ -295,24 +382,44 @@ class PodLauncher:
         codes = [state["terminated"]["exitCode"] for state in states if "terminated" in state]
         is_running = pod["status"].get("phase") == "Running"
         status = 0 if is_running else codes[0] if codes else 1
-        text = kubectl("-n", NAMESPACE, "logs", name) if codes or is_running else pod["status"].get("message", "")
+        text = patiently("-n", NAMESPACE, "logs", name) if codes or is_running else ""
         decided = pod["metadata"].get("annotations", {}).get(names.THREAD_PERCENTAGE)
         cap = self._policy.cap(order.job) if decided is None else int(decided)
         return Ended(
             status,
             cap,
             story(text.splitlines(), self._began_wall),
-            text[-_TAIL:] if status else "",
+            why_failed(pod, text) if status else "",
             self._restarts.get(name, 0),
             self._first_started.get(name) if name in self._restarts else None,
         )
 
     def _create(self, pod: Json) -> None:
-        kubectl("create", "-f", "-", stdin=json.dumps(pod))
+        patiently("create", "-f", "-", stdin=json.dumps(pod))
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the profile of every GpuShare that has one, by name."""
+        shares = json.loads(patiently("-n", NAMESPACE, "get", "gpushares", "-o", "json"))["items"]
+        found = {share["metadata"]["name"]: share.get("status", {}).get("profile") for share in shares}
+        return {name: kept for name, kept in found.items() if kept}
+
+    @staticmethod
+    def _where(pod_names: Iterable[str]) -> dict[str, str]:
+        asked = ("-n", NAMESPACE, "get", "pods,events", "-o", "json")
+        try:
+            found = json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]
+        except KubectlError as error:
+            return dict.fromkeys(pod_names, str(error)[:TAIL])
+        pods = {each["metadata"]["name"]: each for each in found if each["kind"] == "Pod"}
+        events = [each for each in found if each["kind"] == "Event"]
+        return {
+            name: where_it_is(pods.get(name), [each for each in events if each["involvedObject"]["name"] == name])
+            for name in pod_names
+        }
 
     def _apply(self, *objects: Json) -> None:
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
+        patiently("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
 
     def _has_account(self) -> bool:
         with contextlib.suppress(KubectlError):

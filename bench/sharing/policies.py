@@ -35,6 +35,7 @@ class SharingPolicy:
         counts_shares: jobs at once ask for at most 100% in sum.
         caps_at_share: each throughput job runs under its share as thread percentage.
         in_order: no job overtakes.
+        takes_turns: all load their libraries side by side; then one after the other has the GPU (work.py).
         is_ours: gpushare decides, and its word is kept (witness.py).
         faults: of its MPS server, injected while jobs come.
     """
@@ -47,6 +48,7 @@ class SharingPolicy:
     counts_shares: bool = False
     caps_at_share: bool = False
     in_order: bool = False
+    takes_turns: bool = False
     is_ours: bool = False
     faults: int = 0
 
@@ -66,6 +68,8 @@ PAIRS: Final = SharingPolicy("mps-pairs", "MPS, uncapped pairs", World.MPS, plac
 HARD: Final = SharingPolicy(
     "hard-caps", "MPS, shares as hard caps", World.MPS, counts_shares=True, caps_at_share=True
 )
+TURNS: Final = SharingPolicy("turns", "alone, in turns", World.PLAIN, places=16, takes_turns=True)
+"""For programs alone as pods: what each needs to import is imported at once, so ten take as long as one."""
 OURS: Final = SharingPolicy("gpushare", "gpushare", World.GPUSHARE, counts_shares=True, is_ours=True)
 FAULTED: Final = "gpushare-faults"
 
@@ -92,9 +96,12 @@ def may_start(policy: SharingPolicy, waiting: Sequence[TraceJob], running: Seque
     return chosen
 
 
-def order(repetition: int) -> list[SharingPolicy]:
-    """Return the policies of one repetition: each begins with another, so that drift meets them all."""
-    names = list(POLICIES.values())
+def order(repetition: int, names: Sequence[str] = tuple(POLICIES)) -> list[SharingPolicy]:
+    """Return the policies of one repetition: each begins with another, so that drift meets them all.
+
+    Args:
+        names: of the policies, in the order of the first repetition.
+    """
     first = 2 * repetition % len(names)
-    turned = [*names[first:], *names[:first]]
+    turned = [POLICIES[name] for name in (*names[first:], *names[:first])]
     return turned if repetition % 2 == 0 else turned[::-1]

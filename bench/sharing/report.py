@@ -8,6 +8,7 @@ from typing import Final
 from bench.figures import Interval, interval, percentile
 from bench.sharing import accuracy, faults
 from bench.sharing.analysis import Bounded, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
+from bench.sharing.machine import why_not_the_tables
 from bench.sharing.policies import OURS, POLICIES
 from bench.sharing.records import Records
 
@@ -156,6 +157,9 @@ def _where(records: Records) -> str:
         f"{settings['list'][-1]['arrives']:.0f} s. Jobs were {' and '.join(ways)}. {len(sessions)} sessions, "
         f"{sessions[0]['began']} to {sessions[-1]['began']}, driver {sessions[-1]['driver']}, commits "
         f"{', '.join(sorted({each['commit'] for each in sessions}))}.{_signatures(records)}"
+        + "".join(
+            f" {words}" for gpu in sorted({each["gpu"] for each in sessions}) if (words := why_not_the_tables(gpu))
+        )
     )
 
 

@@ -4,16 +4,18 @@ The same command line and log as a job on a GPU. Under MPS its progress is the t
 as the job simulator has it (`gpushare.sim.truth.taking_turns`), and know of each other by files in one directory.
 """
 
+import contextlib
 import os
 import socket
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.sharing.gpujob import parse
 from bench.sharing.trace import known_truth
-from bench.sharing.work import JobLog
+from bench.sharing.work import JobLog, turn
 from gpushare.sim.truth import taking_turns
 from gpushare.twin.contention import SimulatedWorkload
 from gpushare.twin.mps.client import TwinContext
@@ -28,6 +30,11 @@ def main(arguments: list[str]) -> int:
     read = parse(arguments)
     log = JobLog(read.log.open("a") if read.log else sys.stdout, stop=read.stop)
     log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)
+    with turn(read.turn, read.of, log) if read.turn else contextlib.nullcontext():
+        return _run(read, log)
+
+
+def _run(read: Namespace, log: JobLog) -> int:
     program, _, beside = read.program.partition("+")
     alone = known_truth().rate_alone(program)
     log.say("ready", sms=0, memory_mib=known_truth().memory_mib(program))

@@ -2,20 +2,26 @@
 
 The log is JSON lines: `start`, `ready` (the program is built and warm: work begins), four times a second
 `progress` (iterations so far, seconds of work so far), `requests` (milliseconds from a request's arrival to its
-answer, and of those the work), `end`. Seconds are of the machine's monotonic clock, which `start` also gives as
-seconds since 1970.
+answer, and of those the work), `end`. One that takes turns says `loaded` and `turn` before `ready`. Seconds are of
+the machine's monotonic clock, which `start` also gives as seconds since 1970.
 """
 
+import contextlib
+import fcntl
 import json
+import os
 import random
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 SAY_SECONDS: Final = 0.25
 _MOST_REQUESTS: Final = 500  # of one line
+_LOADED: Final = ".loaded"
+_OTHERS_SECONDS: Final = 60.0  # one that never loads does not keep the others waiting
 
 
 @dataclass
@@ -98,3 +104,24 @@ def serve(
         log.progress(answered, busy)
     log.progress(answered, busy, now=True)
     return answered
+
+
+@contextlib.contextmanager
+def turn(folder: Path, of: int, log: JobLog, sleep: Callable[[float], None] = time.sleep) -> Iterator[None]:
+    """Wait until every job has loaded its libraries, then until no other works; keep the others waiting inside.
+
+    Args:
+        folder: the same for all of them, and new.
+        of: how many they are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = folder / f"{socket.gethostname()}-{os.getpid()}"  # a pod's pids are its own
+    mine.with_name(mine.name + _LOADED).touch()
+    log.say("loaded")
+    until = log.monotonic() + _OTHERS_SECONDS
+    while sum(1 for path in folder.iterdir() if path.name.endswith(_LOADED)) < of and log.monotonic() < until:
+        sleep(0.05)
+    with (folder / "turn").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        log.say("turn")
+        yield

@@ -33,7 +33,8 @@ LEFT_OUT = (
 PLAIN_PYTHON = "/usr/bin/python3"  # the system's, in the image
 DIRECTORIES = {"tmp": 0o1777, "root": 0o700} | dict.fromkeys(("etc", "proc", "sys", "dev", "run", "jobs"), 0o755)
 SETTINGS = ("/etc/ld.so.conf", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
-UNNEEDED_PYTHON = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "__pycache__", "dist-packages"}
+# Compiled files stay: without them every pod would compile what it imports.
+UNNEEDED_PYTHON = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "dist-packages"}
 # the interpreter says where it is, and from where it imports
 _PROBE = "import json, sys, torch; print(json.dumps([sys.executable, sys.base_prefix, sys.prefix, *sys.path]))"
 

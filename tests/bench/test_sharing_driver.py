@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.sharing import command
-from bench.sharing.driver import Driver, SessionSettings, expected_seconds
+from bench.sharing import command, machine
+from bench.sharing.driver import Driver, SessionSettings, expected_seconds, start_seconds
 from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import Machine, simulated, why_no_room
@@ -27,11 +27,18 @@ class QueuedGpu:
     """One job after the other, each at RATE; counts what was begun and how it was ended."""
 
     kind = "queue"
+    alone = FIFO
 
     def __init__(
-        self, broken: Sequence[str] = (), stuck: Sequence[str] = (), agent: Witness | None = None
+        self,
+        broken: Sequence[str] = (),
+        stuck: Sequence[str] = (),
+        agent: Witness | None = None,
+        failing: Sequence[str] = (),
+        unseen: Sequence[str] = (),
     ) -> None:
         self.now = 0.0
+        self.failing, self.unseen = list(failing), unseen
         self.agent = agent
         self.broken, self.stuck = broken, stuck
         self.begun: list[str] = []
@@ -42,6 +49,7 @@ class QueuedGpu:
         self._began = 0.0
         self._free_at = 0.0
         self._running: dict[int, tuple[float, float, Order]] = {}
+        self._hanging: list[int] = []
 
     def clock(self) -> float:
         return self.now
@@ -58,6 +66,7 @@ class QueuedGpu:
     def submit(self, order: Order) -> None:
         self.submitted.append((self._policy.name, order.job.arrives, self.now - self._began))
         if self._policy.name in self.stuck:
+            self._hanging.append(order.job.number)
             return
         begin = max(self.now, self._free_at)
         seconds = order.count / (order.rate or RATE) if order.seconds is None else order.seconds
@@ -66,9 +75,19 @@ class QueuedGpu:
 
     def poll(self) -> dict[int, Ended]:
         over = {number: each for number, each in self._running.items() if each[1] <= self.now}
-        for number in over:
+        ended = {}
+        for number, each in over.items():
             del self._running[number]
-        return {number: Ended(0, None, self._story(*each)) for number, each in over.items()}
+            program = each[2].job.program
+            if program in self.failing:
+                self.failing.remove(program)
+                ended[number] = Ended(1, None, JobStory(), "CUDA error")
+            else:
+                ended[number] = Ended(0, None, self._story(*each))
+        return ended
+
+    def unfinished(self) -> Mapping[int, str]:
+        return dict.fromkeys(self._hanging, "Pending: no room")
 
     def _story(self, begin: float, end: float, order: Order) -> JobStory:
         ready, end = begin + 1.0 - self._began, end - self._began
@@ -78,7 +97,8 @@ class QueuedGpu:
         return JobStory(begin - self._began, ready, end, count, progress)
 
     def signatures(self) -> Mapping[str, Any]:
-        return {name: {"gpuModel": "x"} for name in programs()} if self._policy.name == "signatures" else {}
+        seen = [name for name in programs() if name not in self.unseen]
+        return {name: {"gpuModel": "x"} for name in seen} if self._policy.name == "signatures" else {}
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
         self.known |= signatures
@@ -127,9 +147,117 @@ def test_everything_is_run_once_and_a_second_session_has_nothing_to_do(tmp_path:
     again = QueuedGpu()
     done, records = session(tmp_path, again, 10_000.0, repetitions=2)
     assert done
-    assert again.begun == ["fifo"]  # every program alone, and no more: rates and signatures are kept
-    assert len(list(records.of("session"))) == 2
-    assert {line["session"] for line in records.of("alone")} == {0, 1}
+    assert again.begun == []
+    assert set(again.known) == set(programs())  # another cluster has to be told
+
+
+def test_what_a_program_does_alone_is_measured_once_on_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boots = tmp_path / "boot"
+    monkeypatch.setattr(machine, "BOOT_ID", boots)
+    for boot, budget, policies in (
+        ("first", 10_000.0, ("fifo",)),
+        ("first", 10_000.0, ("mps-equal",)),
+        ("second", 10_000.0, ("mps-pairs",)),
+    ):
+        boots.write_text(boot)
+        _, records = session(tmp_path, QueuedGpu(), budget, repetitions=1, policies=policies)
+    assert [line["boot"] for line in records.of("session")] == ["first", "first", "second"]
+    assert [line["session"] for line in records.of("alone")] == [0] * 10 + [2] * 10
+    runs = [(run["policy"], run["session"]) for run in records.of("run")]
+    assert runs == [("fifo", 0), ("mps-equal", 0), ("mps-pairs", 2)]  # whose rates alone count
+    assert len({run["name"] for run in records.of("run")}) == 3
+
+
+def test_a_program_that_fails_alone_is_tried_again_and_the_others_are_kept(tmp_path: Path) -> None:
+    broken = programs()[3]
+    gpu = QueuedGpu(failing=[broken])
+    done, records = session(tmp_path, gpu, 10_000.0, repetitions=1, policies=("mps-equal",))
+    assert done
+    assert gpu.begun.count("fifo") == 3  # serving programs, all, and one of them again
+    assert sorted(line["program"] for line in records.of("alone")) == sorted(programs())
+    never = QueuedGpu(failing=[broken] * 9)
+    with pytest.raises(RuntimeError, match=f"these programs do not run alone: {broken}"):
+        session(tmp_path / "never", never, 10_000.0, repetitions=1, policies=("mps-equal",))
+    kept = Records.open(tmp_path / "never").of("alone")
+    assert sorted(line["program"] for line in kept) == sorted(set(programs()) - {broken})
+
+
+def test_policies_run_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    named = ("gpushare", "hard-caps", "mps-equal", "fifo")
+    _, records = session(tmp_path, QueuedGpu(), 10_000.0, repetitions=1, policies=named)
+    assert [name for name, _ in complete(records)] == list(named)
+
+
+def test_time_that_is_left_for_no_other_run_is_used_for_one_that_may_not_end(tmp_path: Path) -> None:
+    session(tmp_path, QueuedGpu(), 10_000.0, repetitions=0)
+    expected = expected_seconds(FIFO, draw(TRACE), Records.open(tmp_path))
+    for is_wanted, budget in ((False, 0.95 * expected), (True, 0.3 * expected), (True, 0.95 * expected)):
+        done, _ = session(
+            tmp_path, QueuedGpu(), budget + 10.0, repetitions=1, policies=("fifo",), to_the_end=is_wanted
+        )
+        assert done is (is_wanted and budget > 0.5 * expected)
+
+
+def test_without_time_for_signatures_the_policies_run_that_need_none(tmp_path: Path) -> None:
+    gpu = QueuedGpu()
+    named = ("gpushare", "mps-equal")
+    done, records = session(tmp_path, gpu, 250.0, repetitions=1, policies=named, signature_seconds=60.0)
+    assert not done
+    assert complete(records) == [("mps-equal", 0)]
+
+
+def test_signatures_are_kept_as_they_come_and_those_that_are_missing_taken_by_the_next_session(
+    tmp_path: Path,
+) -> None:
+    unseen = programs()[:2]
+    session(tmp_path, QueuedGpu(unseen=unseen), 10_000.0, repetitions=1, policies=("gpushare",))
+    again = QueuedGpu()
+    _, records = session(tmp_path, again, 10_000.0, repetitions=2, policies=("gpushare",))
+    assert again.begun == ["signatures", "gpushare"]
+    moments = [at for name, _, at in again.submitted if name == "signatures"]
+    assert len(moments) == len(unseen)
+    assert moments[1] > moments[0] + 1.0  # one is submitted once the other has ended
+    assert [len(line["known"]) for line in records.of("signatures")] == [8, 10]
+    assert sorted(line["program"] for line in records.of("signature")) == sorted(programs())
+
+
+def test_a_job_is_written_when_it_ends_though_its_run_breaks_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = QueuedGpu()
+    poll = gpu.poll
+
+    def until_two_have_ended() -> dict[int, Ended]:
+        if gpu.begun[-1] == "mps-equal" and len(list(Records.open(tmp_path).of("job"))) >= 2:
+            raise RuntimeError("the API server is gone")
+        return poll()
+
+    monkeypatch.setattr(gpu, "poll", until_two_have_ended)
+    _, records = session(tmp_path, gpu, 10_000.0, repetitions=1, policies=("mps-equal",))
+    (run,) = records.of("run")
+    assert (run["state"], run["error"]) == ("failed", "the API server is gone")
+    assert len(list(records.of("job", run=run["name"]))) == 2
+    assert "| MPS, 4 equal parts | 0 | 1 |" in table(records)
+
+
+def test_another_gpu_than_the_tables_is_named_with_what_does_not_hold_there(tmp_path: Path) -> None:
+    h100 = Machine(GpuInfo("GPU-9", 0, "NVIDIA H100 80GB HBM3", 81_559, 132), "580")
+    _, records = session(tmp_path, QueuedGpu(), 10_000.0, h100, repetitions=1, policies=("fifo",))
+    assert "this is an NVIDIA H100 80GB HBM3" in table(records)
+    assert machine.why_not_the_tables(simulated().gpu.model) is None
+
+
+def test_a_pods_start_is_expected_to_take_what_it_took_alone(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    assert start_seconds(records, "pods") > start_seconds(records, "processes")
+    for seconds in (9.0, 5.0):
+        records.add("alone", program="a", start_seconds=seconds)
+    assert start_seconds(records, "processes") == 5.0
+    jobs = draw(TRACE)
+    more = expected_seconds(FIFO, jobs, records) - expected_seconds(FIFO, jobs, Records(tmp_path))
+    assert more == pytest.approx(3.5 * len(jobs))
 
 
 def test_all_policies_get_the_same_jobs_at_the_same_moments(tmp_path: Path) -> None:
@@ -179,12 +307,13 @@ def test_a_run_that_its_patience_cut_is_a_result_and_is_not_done_again(tmp_path:
     (cut,) = records.of("run", state="cut")
     expected = expected_seconds(EQUAL, draw(TRACE), Records(tmp_path))
     assert (cut["policy"], cut["cut_by"]) == ("mps-equal", "patience")
+    assert cut["unfinished"] == {str(job.number): "Pending: no room" for job in draw(TRACE)}
     assert 2 * expected < cut["makespan_over"] < 3 * expected
     assert len(complete(records)) == len(POLICIES) - 1
     assert done
     again = QueuedGpu()
     assert session(tmp_path, again, 10_000.0, repetitions=1)[0]
-    assert again.begun == ["fifo"]
+    assert again.begun == []
 
 
 def test_a_run_that_the_sessions_budget_cut_is_done_again(tmp_path: Path) -> None:
@@ -316,7 +445,7 @@ def test_faults_have_a_run_of_their_own_which_is_in_no_comparison(tmp_path: Path
     assert "| fault-0 | not recorded |" in text
     again = QueuedGpu()
     assert session(tmp_path, again, 10_000.0, repetitions=1, policies=("fifo",), faults=2)[0]
-    assert again.begun == ["fifo"]  # alone, and no run
+    assert again.begun == []
 
 
 def test_faults_are_refused_where_jobs_are_no_pods(tmp_path: Path) -> None:

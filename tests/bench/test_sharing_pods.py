@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.sharing import pods
+from bench.sharing import pods, podstate
 from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import NotReadyError
 from bench.sharing.manifests import (
@@ -213,6 +213,9 @@ class OneNode:
         self.agents: list[Json] = []
         self.answers: dict[str, str] = {}
         self.shares: list[Json] = []
+        self.events: list[Json] = []
+        self.gpu_nodes: list[list[Json]] = []
+        self.learnt: dict[str, Json] = {}
 
     def __call__(self, *arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
         words = [word for word in arguments if word not in ("-n", NAMESPACE)]
@@ -232,6 +235,16 @@ class OneNode:
                 assert "app.kubernetes.io/component=agent" in words
                 assert f"--field-selector=spec.nodeName={TWIN.node}" in words
                 return json.dumps({"items": self.agents})
+            case ["get", "pods,events", *_]:
+                of_kind = [*({"kind": "Pod"} | pod for pod in self.pods.values()), *self.events]
+                return json.dumps({"items": of_kind})
+            case ["get", "gpunodes", *_]:
+                shown = self.gpu_nodes.pop(0) if len(self.gpu_nodes) > 1 else self.gpu_nodes[0]
+                return json.dumps({"items": shown})
+            case ["delete", "pods", "--all", *_]:
+                self.pods.clear()
+            case ["patch", "gpushare", name, "--subresource=status", "--type=merge", "-p", patch]:
+                self.learnt[name] = json.loads(patch)
             case ["get", "pods", *_]:
                 return json.dumps({"items": list(self.pods.values())})
             case ["logs", name]:
@@ -296,6 +309,8 @@ def test_what_the_node_offers_is_taken_back_though_its_pods_do_not_end(monkeypat
     node = OneNode()
     monkeypatch.setattr(pods, "kubectl", node)
     launcher = pods.PodLauncher(TWIN)
+    launcher.begin(OURS, [])
+    launcher.submit(Order(TRAINING, 70))
     node.lost.add("delete")
     with pytest.raises(pods.KubectlError):
         launcher.close()
@@ -360,3 +375,161 @@ def test_programs_are_known_by_their_gpushares_with_what_was_learnt_on_this_mode
     assert known[0] == JOB.program
     assert known[1].effects.sensitivity == -0.2
     assert known[1].counters.sm_util == pytest.approx(profile(JOB.program).counters.sm_util, abs=1e-4)
+
+
+def begun(node: OneNode, monkeypatch: pytest.MonkeyPatch, *orders: Order) -> pods.PodLauncher:
+    monkeypatch.setattr(pods, "kubectl", node)
+    monkeypatch.setattr(pods, "_PAUSE_SECONDS", 0.0)
+    launcher = pods.PodLauncher(TWIN)
+    launcher.begin(OURS, orders)
+    for order in orders:
+        launcher.submit(order)
+    return launcher
+
+
+@pytest.mark.parametrize("verb", ["get", "logs"])
+def test_a_look_that_fails_is_repeated_and_no_end_is_lost(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    launcher = begun(node, monkeypatch, Order(TRAINING, 70), Order(JOB, 70, 20.0))
+    node.status(TRAINING.name, "Succeeded", 0)
+    node.status(JOB.name, "Running")
+    node.lost.add(verb)
+    assert look(launcher) == {}
+    node.lost.clear()
+    assert set(look(launcher)) == {TRAINING.number}
+    assert look(launcher) == {}
+    node.lost.add("get")
+    monkeypatch.setattr(pods, "TROUBLE_SECONDS", -1.0)
+    with pytest.raises(pods.KubectlError):
+        look(launcher)
+
+
+def test_a_pod_that_ended_counts_though_it_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    launcher = begun(node, monkeypatch, Order(TRAINING, 70))
+    node.status(TRAINING.name, "Succeeded", 0)
+    node.lost.add("delete")
+    assert look(launcher)[TRAINING.number].status == 0
+    launcher.end()  # the run is over, and counts
+
+
+def test_a_pod_is_created_again_where_the_api_server_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["no answer within 20 s", 'pods "job-008" already exists (AlreadyExists)']
+
+    def created(*_: str, **__: object) -> str:
+        raise pods.KubectlError(answers.pop(0))
+
+    monkeypatch.setattr(pods, "kubectl", created)
+    monkeypatch.setattr(pods, "_PAUSE_SECONDS", 0.0)
+    assert pods.patiently("create", "-f", "-", stdin="{}") == ""
+    answers = ["a pod of another run (AlreadyExists)", "no", "no"]
+    with pytest.raises(pods.KubectlError, match=r"^no$"):
+        pods.patiently("create", "-f", "-", stdin="{}")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+            "OOMKilled exit status 137\nlast words",
+        ),
+        (
+            {"state": {"waiting": {"reason": "CreateContainerError", "message": "no such folder"}}},
+            "CreateContainerError no such folder",
+        ),
+    ],
+)
+def test_a_pod_that_failed_says_why(status: Json, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    launcher = begun(node, monkeypatch, Order(TRAINING, 70))
+    node.logs[TRAINING.name] = "last words"
+    pod = node.pods[TRAINING.name]
+    is_over = "terminated" in status["state"]
+    pod["status"] = {"phase": "Failed" if is_over else "Pending", "containerStatuses": [status]}
+    pod["metadata"]["creationTimestamp"] = "2026-11-25T00:00:00Z"  # a container is tried for a while
+    ended = look(launcher)[TRAINING.number]
+    assert ended.status != 0
+    assert ended.tail == words
+
+
+def test_a_container_that_was_asked_for_just_now_is_not_given_up() -> None:
+    waiting = {"state": {"waiting": {"reason": "ErrImagePull"}}}
+    pod = {
+        "metadata": {"creationTimestamp": "2026-11-25T00:00:00Z"},
+        "status": {"phase": "Pending", "containerStatuses": [waiting]},
+    }
+    created = 1_795_564_800.0
+    assert not podstate.is_hopeless(pod, created + 5.0)
+    assert podstate.is_hopeless(pod, created + 25.0)
+    pod["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
+    assert not podstate.is_hopeless(pod, created + 25.0)
+
+
+def test_jobs_that_have_not_ended_say_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    launcher = begun(node, monkeypatch, Order(TRAINING, 70))
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    node.pods[TRAINING.name]["status"] = {"phase": "Pending", "conditions": [condition]}
+    about = {"kind": "Event", "involvedObject": {"name": TRAINING.name}}
+    node.events = [about | {"reason": "FailedScheduling", "message": "no GPU fits", "lastTimestamp": "t"}]
+    node.events.append(about | {"involvedObject": {"name": "another"}, "reason": "Pulled", "message": "yes"})
+    assert launcher.unfinished() == {
+        TRAINING.number: "Pending; PodScheduled is False: 0/1 nodes; FailedScheduling: no GPU fits"
+    }
+
+
+def test_what_a_stopped_call_has_left_is_removed_and_the_gpu_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = OneNode()
+    node.pods["job-001"] = {"metadata": {"name": "job-001"}, "status": {"phase": "Running"}}
+    node.gpu_nodes = [gpu_node(tenants=[{"podUid": "u"}]), gpu_node()]
+    monkeypatch.setattr(pods, "kubectl", node)
+    monkeypatch.setattr(pods, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(pods.shutil, "which", lambda _: "kubectl")
+    (tmp_path / "tenants.json").write_text(json.dumps({"image": "i", "python": "p"}))
+    monkeypatch.setenv("KUBECONFIG", "k")
+    monkeypatch.setenv("GPUSHARE_TENANTS", str(tmp_path / "tenants.json"))
+    assert pods.place_of_this_cluster().gpu == GPU
+    assert node.pods == {}
+    node.gpu_nodes = [gpu_node(tenants=[{"podUid": "u"}])]  # somebody else's stay
+    monkeypatch.setattr(pods, "SETTLE_SECONDS", 0.0)
+    with pytest.raises(NotReadyError, match="has 1 pods already"):
+        pods.place_of_this_cluster()
+
+
+def test_a_new_cluster_gets_the_signatures_of_an_earlier_session_and_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = OneNode()
+    signatures = table_signatures(GPU.model)
+    node.shares = [{"metadata": {"name": JOB.program}, "status": {"profile": signatures[JOB.program]}}]
+    launcher = begun(node, monkeypatch)
+    other = {TRAINING.program: signatures[TRAINING.program], JOB.program: signatures[JOB.program]}
+    launcher.learn(other | {"cg": table_signatures("NVIDIA L4")[TRAINING.program]})
+    assert node.learnt == {TRAINING.program: {"status": {"profile": signatures[TRAINING.program]}}}
+
+
+def test_programs_alone_take_turns_in_a_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(REAL)
+    monkeypatch.setattr(launcher, "_offers", lambda: True)
+    folders = []
+    for _ in range(2):
+        orders = [Order(TRAINING, 70), Order(JOB, 70)]
+        launcher.begin(launcher.alone, orders)
+        for order in orders:
+            launcher.submit(order)
+        (one, other) = (pod["spec"]["containers"][0] for pod in node.pods.values())
+        assert one["command"][-4:] == other["command"][-4:]
+        assert one["command"][-2:] == ["--of", "2"]
+        folder = one["command"][-3]
+        assert any(folder.startswith(f"{mount['mountPath']}/") for mount in one["volumeMounts"])
+        folders.append(folder)
+        node.pods.clear()
+    assert len(set(folders)) == 2
+    launcher.begin(FIFO, [Order(TRAINING, 70)])
+    launcher.submit(Order(TRAINING, 70))
+    assert "--turn" not in node.pods[TRAINING.name]["spec"]["containers"][0]["command"]

@@ -329,3 +329,12 @@ def test_without_a_bundle_it_says_what_to_make(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "make gpu-bundle" in done.stderr
+
+
+def test_compiled_files_of_the_standard_library_are_in_the_tenants_image(tmp_path: Path) -> None:
+    for name in ("json/__init__.py", "json/__pycache__/__init__.cpython-312.pyc", "test/test_json.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    kept = sorted(str(path.relative_to(tmp_path)) for path in hostimage._below(tmp_path))
+    assert kept == ["json/__init__.py", "json/__pycache__/__init__.cpython-312.pyc"]
