@@ -205,19 +205,16 @@ def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None
 def outside_at(stage: Stage, name: str) -> float:
     """When a pod's process began to use the GPU outside MPS, Unix time."""
     lines = stage.space.log(name, "--timestamps").splitlines()
-    return unix(next(line for line in lines if "running without MPS" in line).partition(" ")[0])
+    first = next(line for line in lines if "running without MPS" in line)
+    return datetime.fromisoformat(first.partition(" ")[0]).timestamp()
 
 
 def named_at(stage: Stage, name: str) -> float:
     """When the first event named it, Unix time."""
     about = f"--field-selector=involvedObject.name={name}"
     events = stage.space.cluster.get("-n", stage.space.name, "events", about)["items"]
-    return min(unix(event["eventTime"]) for event in events if "outside MPS" in event["message"])
-
-
-def unix(moment: str) -> float:
-    """Read a time as Kubernetes writes it, in nanoseconds or in microseconds."""
-    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*Z$", r"\1+00:00", moment)).timestamp()
+    told_at = [event["eventTime"] for event in events if "outside MPS" in event["message"]]
+    return min(datetime.fromisoformat(each).timestamp() for each in told_at)
 
 
 def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None:

@@ -107,7 +107,7 @@ def test_an_agents_token_is_of_use_for_its_own_node_only(scene: Scene, cluster: 
 
 def test_an_agents_token_writes_no_other_nodes_gpunode(scene: Scene) -> None:
     gpunodes = "/apis/gpushare.io/v1alpha1/gpunodes?dryRun=All"
-    other = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": "other"}, "spec": {}}
+    other = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": "other"}}
     answer = scene.hostile.call("POST", gpunodes, other, token=scene.tokens["agent"])
     answer.refused("may not write the GpuNode of another node")
 
@@ -167,8 +167,9 @@ def test_no_token_of_ours_brings_secrets_commands_or_the_cluster(scene: Scene, p
         assert (answer.code, "cannot" in answer.message) == (403, True), (method, path, answer.message)
     admin = {"Impersonate-User": "admin", "Impersonate-Group": "system:masters"}
     scene.hostile.call("GET", "/api/v1/secrets", token=token, headers=admin).refused("cannot impersonate")
-    review = {"spec": {}}
-    answer = scene.hostile.call("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review, token=token)
+    group = "authentication.k8s.io/v1"
+    review = {"apiVersion": group, "kind": "SelfSubjectReview"}
+    answer = scene.hostile.call("POST", f"/apis/{group}/selfsubjectreviews", review, token=token)
     assert answer.accepted()["status"]["userInfo"]["username"].endswith(f":gpushare-{part}")
 
 
@@ -198,7 +199,7 @@ def test_mute_connections_to_the_agents_ports_keep_no_probe_waiting(scene: Scene
             f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods/{agent['metadata']['name']}:{PROBE_PORT}/proxy/healthz"
         )
         assert cluster.kubectl("get", "--raw", probe, seconds=5) == "ok\n"
-        assert "gpushare_agent_" in metrics(cluster, agent, METRICS_PORT)
+        assert "# TYPE gpushare_" in metrics(cluster, agent, METRICS_PORT)
         closed, still_open = scene.hostile.release()
         assert still_open <= 2 * MOST_OF_METRICS
         assert closed >= 2 * MOST_OF_METRICS
