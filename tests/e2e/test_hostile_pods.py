@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 import hostileclient
 import pytest
@@ -27,6 +29,9 @@ HELD = "A process waits and says nothing"  # of docs/guide/troubleshooting.md
 NOT_DELAYED_SECONDS = 20.0
 # Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
 WAITED_SECONDS = 12.0
+MOST_OPEN_OF_A_POD = 4096  # gpushare.mps.reception
+UNDER_WAY = 1024  # of these, opened while the gate has not closed the first one yet: some 200 on the twin
+NAMED_SECONDS = 2.0  # two looks at a GPU's processes, one a second (gpushare.core.gpu.outside)
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,37 @@ def test_a_pod_without_a_share_on_a_shared_gpu_is_named(stage: Stage) -> None:
     assert exit_code(stage.space.get("uninvited")) is None
 
 
+def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None:
+    """From its first kernel to its pod's event, by the node's clock. One look of the three pods' may be late."""
+    names = ("left-first", "left-second", "uninvited-too")
+    left = [
+        stage.space.tenant(name, "0.1", command=["env", "CUDA_MPS_PIPE_DIRECTORY=", *TENANT]) for name in names
+    ]
+    stage.space.create(*left[:2], uninvited(stage, names[2]))
+    for name in names:
+        stage.told(name, "outside MPS")
+    took = {name: named_at(stage, name) - outside_at(stage, name) for name in names}
+    measured = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in took.items())
+    assert min(took.values()) > 0, measured
+    assert median(took.values()) <= NAMED_SECONDS, measured
+    assert max(took.values()) <= NAMED_SECONDS + 1, measured
+
+
+def outside_at(stage: Stage, name: str) -> float:
+    """When a pod's process began to use the GPU outside MPS, Unix time."""
+    lines = stage.space.log(name, "--timestamps").splitlines()
+    first = next(line for line in lines if "running without MPS" in line)
+    return datetime.fromisoformat(first.partition(" ")[0]).timestamp()
+
+
+def named_at(stage: Stage, name: str) -> float:
+    """When the first event named it, Unix time."""
+    about = f"--field-selector=involvedObject.name={name}"
+    events = stage.space.cluster.get("-n", stage.space.name, "events", about)["items"]
+    told_at = [event["eventTime"] for event in events if "outside MPS" in event["message"]]
+    return min(datetime.fromisoformat(each).timestamp() for each in told_at)
+
+
 def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None:
     flood = stage.hostile("flood", "flood", "10")
     # The cores are not what is attacked here: half of one is thousands of connections a second.
@@ -193,6 +229,19 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     assert "HeldTooManyConnections" in stage.space.reasons("flood") & words(HELD)
     for number in range(2):
         stage.newcomer(f"beside-flood-{number}")
+
+
+def test_very_many_open_connections_are_lost_by_the_process_that_has_them(stage: Stage) -> None:
+    stage.start(stage.hostile("many", "many"))
+    found = re.search(r"(\d+) opened, (\d+) of them closed", stage.says("many", "of them closed"))
+    assert found is not None
+    opened, closed = int(found[1]), int(found[2])
+    assert closed > 0
+    assert opened <= MOST_OPEN_OF_A_POD + UNDER_WAY
+    stage.newcomer("beside-many")
+    spoke = [line for line in stage.space.log("many").splitlines() if "the one that spoke is" in line]
+    assert len(spoke) > 1
+    assert all(line.endswith("open") for line in spoke), spoke
 
 
 def test_a_pod_that_wastes_turn_after_turn_waits_behind_the_others(
@@ -252,6 +301,75 @@ def test_sockets_that_are_handed_on_lead_nowhere(stage: Stage) -> None:
     (own,) = [int(line.partition("own sms=")[2]) for line in log if "own sms=" in line]
     assert own <= sms(decided(stage.space.get("hand-on"))[1])
     told("A process is ended, or is not what was decided", stage.told("hand-on", "outside its turn"))
+
+
+def held_for_its_cap(stage: Stage, name: str) -> None:
+    """Wait until the pod was told that one more of its processes or contexts waits."""
+    message = stage.told(name, "waits at the gate")
+    assert "PodCapInUse" in message
+    told(HELD, message)
+    assert "HeldPodCapInUse" in stage.space.reasons(name) & words(HELD)
+
+
+def test_a_client_that_ends_its_main_thread_keeps_its_part_of_the_cap(stage: Stage) -> None:
+    """It looks dead, and goes on; were its part of the cap free, the pod would have twice its cap."""
+    stage.start(stage.hostile("headless", "headless"))
+    stage.says("headless", "first looks dead")
+    held_for_its_cap(stage, "headless")
+    _, _, since = stage.space.log("headless").partition("first looks dead")
+    assert "first progress" in since
+    assert "second sms=" not in since
+
+
+def test_a_further_context_of_a_process_waits_for_its_pods_cap(stage: Stage) -> None:
+    stage.start(stage.hostile("contexts", "contexts", "3", fraction="0.2"))
+    held_for_its_cap(stage, "contexts")
+    (own,) = re.findall(r"context sms=(\d+)", stage.space.log("contexts"))
+    assert int(own) <= sms(decided(stage.space.get("contexts"))[1])
+
+
+def test_contexts_of_one_process_share_the_cap_and_the_memory(stage: Stage) -> None:
+    stage.start(stage.hostile("shared", "contexts", "4", fraction="0.2", memory="4Gi", processes=3))
+
+    def done() -> list[str] | None:
+        found = re.findall(r": (allocated|refused)", stage.space.log("shared"))
+        return found if len(found) >= 3 else None
+
+    assert sorted(wait_for("three contexts", done)) == ["allocated", "refused", "refused"]
+    held_for_its_cap(stage, "shared")
+    caps = [int(one) for one in re.findall(r"context sms=(\d+)", stage.space.log("shared"))]
+    assert len(caps) == 3
+    assert sum(caps) <= sms(decided(stage.space.get("shared"))[1])
+
+
+def with_node_directory(pod: Json, path: str) -> Json:
+    """A pod that connects where a directory of the node leads, which Pod Security's baseline refuses."""
+    (container,) = pod["spec"]["containers"]
+    container["volumeMounts"] = [{"name": "node", "mountPath": "/node"}]
+    container["command"] = ["env", "CUDA_MPS_PIPE_DIRECTORY=/node", *TENANT]
+    pod["spec"]["volumes"] = [{"name": "node", "hostPath": {"path": path, "type": "Directory"}}]
+    return pod
+
+
+def test_a_pod_that_connects_to_another_gpu_is_held_there(stage: Stage) -> None:
+    """With a hostPath: in another pod there is no way to that GPU's socket."""
+    other, _, _ = decided(stage.space.get("filler"))
+    assert other != stage.gpu
+    stage.start(with_node_directory(stage.space.tenant("strays", "0.1"), f"/run/gpushare/{other}/tenant"))
+    message = stage.told("strays", "waits at the gate")
+    assert other in message
+    assert "WrongGpu" in message
+    told(HELD, message)
+    assert "HeldWrongGpu" in stage.space.reasons("strays") & words(HELD)
+    assert "connected after" not in stage.space.log("strays")
+
+
+def test_a_client_past_the_gate_is_named_and_ended(stage: Stage) -> None:
+    """With a hostPath to the daemon's own socket, under the ceilings of whoever had the last turn."""
+    stage.start(with_node_directory(stage.space.tenant("past", "0.1"), f"/run/gpushare/{stage.gpu}/pipe"))
+    told("A process is ended, or is not what was decided", stage.told("past", "outside its turn"))
+    wait_for("it ended", lambda: exit_code(stage.space.get("past")) == 137)
+    assert "connected after" in stage.space.log("past"), "it was a client"
 
 
 def test_a_cgroup_named_like_another_pods_gives_nothing_of_that_pods(stage: Stage) -> None:

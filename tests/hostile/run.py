@@ -65,7 +65,9 @@ def table(rows: list[tuple[Threat, str, int, float]]) -> str:
     machine = (
         f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
     )
+    in_pods = sum(threat.is_in_pod and outcome != "not run" for threat, outcome, _, _ in rows)
     summary = f"{count['held']} of {len(rows)} held, {count['broken']} broken, {count['not run']} not run"
+    summary += f"; {in_pods} of these were tried in pods on a kubelet"
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine}: {summary}.",
         "",

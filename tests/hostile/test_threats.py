@@ -11,10 +11,15 @@ from threats import ROOT, Threat, gpu_steps, row_count, threats
 
 REVIEWED = frozenset(range(1, 20))
 LEAST = 35
+LEAST_IN_PODS = 35
 
 
 def test_every_row_of_the_table_is_read() -> None:
     assert len(threats()) == row_count() >= LEAST
+
+
+def test_enough_of_them_are_tried_in_pods_on_a_kubelet() -> None:
+    assert sum(threat.is_in_pod for threat in threats()) >= LEAST_IN_PODS
 
 
 def test_every_threat_of_the_review_has_a_test() -> None:
@@ -49,5 +54,8 @@ def test_its_test_exists_and_asserts_something(threat: Threat) -> None:
 
 
 def _expects(node: ast.AST) -> bool:
-    """Whether it waits for something, with an error when that does not come."""
-    return isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"eventually", "until", "wait_for"}
+    """Whether it waits for something, with an error when that does not come, or holds an answer to a refusal."""
+    if not isinstance(node, ast.Call):
+        return False
+    waits = getattr(node.func, "id", "") in {"eventually", "until", "wait_for"}
+    return waits or getattr(node.func, "attr", "") == "refused"

@@ -25,6 +25,11 @@ class Threat:
     test: str
 
     @property
+    def is_in_pod(self) -> bool:
+        """Whether it is tried in a pod on a real kubelet."""
+        return self.path.startswith("tests/e2e/")
+
+    @property
     def node_id(self) -> str:
         """The test as pytest names it."""
         return f"{self.path}::{self.test}"

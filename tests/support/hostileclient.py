@@ -8,10 +8,13 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +41,8 @@ WORKLOAD = WORKLOADS["montecarlo-fp32"]
 JUST_BEFORE_THE_TIMEOUT = 7.5
 DESCRIPTORS_OF_A_MESSAGE = 253  # the kernel's SCM_MAX_FD
 MOST_IN_FLIGHT = 1_200_000  # more than a process may usually have open
+MOST_OPEN = 20_000  # more than a gate keeps of all pods together
+EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}  # the kernel's number of exit(), by machine
 
 
 def say(text: str) -> None:
@@ -154,6 +159,13 @@ def beyond() -> None:
     forever()
 
 
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed, without reading what it sent."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def waits(connection: socket.socket) -> bool:
     """Whether the other side neither answers nor closes."""
     try:
@@ -191,6 +203,72 @@ def hand_on() -> None:
         say(f"child ended with {os.waitstatus_to_exitcode(status)}")
     while True:
         say(f"own progress={context.tick()['progress']:.3f}")
+
+
+def headless() -> None:
+    """Become a client, end that process's first thread so that it looks dead, and connect from one more."""
+
+    def client() -> None:
+        context = TwinContext(os.environ, WORKLOAD)
+        say(f"first sms={context.attached.sm_count}")
+
+        def work() -> None:
+            while True:
+                say(f"first progress={context.tick()['progress']:.3f}")
+
+        threading.Thread(target=work).start()
+        ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD[os.uname().machine], 0)
+
+    pid = fork(client)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.05)
+    say("first looks dead")
+    say(f"second sms={TwinContext(os.environ, WORKLOAD).attached.sm_count}")
+    forever()
+
+
+def contexts() -> None:
+    """Make so many contexts in one process, each by a thread of its own, and allocate 3,000 MiB in each."""
+
+    def one() -> None:
+        context = TwinContext(os.environ, WORKLOAD)
+        say(f"context sms={context.attached.sm_count}")
+        try:
+            context.allocate(3000)
+            say("allocated")
+        except CudaError as error:
+            say(f"refused: {error}")
+        forever()
+
+    for _ in range(int(ARGUMENT)):
+        threading.Thread(target=one).start()
+
+
+def many() -> None:
+    """Open connections until the gate closes some, beside a process that has one and has spoken there."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    has_spoken, tells = os.pipe()
+
+    def speak() -> None:
+        connection = connect(control_path(os.environ))
+        connection.send(CREDENTIALS)
+        os.write(tells, b"1")
+        while True:
+            say(f"the one that spoke is {'closed' if is_closed(connection) else 'open'}")
+            time.sleep(0.5)
+
+    fork(speak)
+    os.read(has_spoken, 1)
+    opened: list[socket.socket] = []
+    closed = 0
+    while not closed and len(opened) < MOST_OPEN:
+        for _ in range(256):
+            opened.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            opened[-1].connect(str(control_path(os.environ)))
+        closed = sum(is_closed(one) for one in opened)
+    say(f"{len(opened)} opened, {closed} of them closed")
+    forever()
 
 
 def nested() -> None:
@@ -295,4 +373,5 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (flood, waste, mute, beyond, hand_on, nested, fill, stay, look)}[ATTACK]()
+    attacks = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
+    {each.__name__: each for each in attacks}[ATTACK]()
