@@ -245,6 +245,7 @@ def decided(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[C
         name = f"p-{uuid.uuid4().hex[:8]}"
         asked = {names.FRACTION: fraction} | {f"{names.GROUP}/{key}": text for key, text in more.items()}
         pod = pod_object(name, asked, {names.MANAGED_LABEL: "true"})
+        del pod["spec"]["schedulerName"]  # admission, where it runs, refuses any but its own
         pod["spec"]["nodeSelector"] = {"nobody": "else-binds-it"}
         units = str(int(100 * float(fraction)))
         pod["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: units}}

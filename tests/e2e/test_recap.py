@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from livecluster import H200_SM_COUNT, IDLE, Cluster, Json, Namespace, decided, gpushare, processes_of, wait_for
+from livecluster import IDLE, Cluster, Json, Namespace, decided, gpushare, processes_of, sms_under, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -61,7 +61,7 @@ def test_a_program_started_again_has_more_of_the_gpu_once_its_neighbour_has_left
     (pod,) = space.running("again")
     assert cap() == SHARE, "nothing is known of it"
     wait_for("its first program at work", sms, seconds=40)
-    assert sms() == [int(H200_SM_COUNT * SHARE / 100)]
+    assert sms() == [sms_under(SHARE)]
     wait_for(
         "its profile",
         lambda: cluster.get("-n", space.name, "gpushares", "again").get("status", {}).get("profile"),
@@ -85,6 +85,6 @@ def test_a_program_started_again_has_more_of_the_gpu_once_its_neighbour_has_left
 
     end(pod, PAUSE)
     wait_for("its second program at work", lambda: len(sms()) == 2, seconds=40)
-    assert sms()[1] == int(H200_SM_COUNT * larger / 100) > sms()[0]
+    assert sms()[1] == sms_under(larger) > sms()[0]
     (status,) = space.get("again")["status"]["containerStatuses"]
     assert status["restartCount"] == 0, "in the same pod, and the same container"

@@ -29,6 +29,11 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 
+def sms_under(percent: int) -> int:
+    """SMs of an H200 that a client sees under a thread percentage: pairs, at least 8 (docs/facts.md 7 and 11)."""
+    return max(8, int(H200_SM_COUNT * percent / 100) // 2 * 2)
+
+
 class NotYet(AssertionError):
     """What a test waits for did not come in time."""
 
@@ -204,13 +209,20 @@ class Namespace:
 
         wait_for("the namespace's service account", account)
 
-    def leave_one_gpu(self) -> None:
-        """Take all GPUs but one of two; pods on that one tolerate so much that no prediction keeps them apart."""
+    def leave_one_gpu(self, *, but: str | None = None) -> None:
+        """Take all GPUs but one of two; pods on that one tolerate so much that no prediction keeps them apart.
+
+        Args:
+            but: pods with this label have another GpuShare.
+        """
+        selector: Json = {"matchLabels": {"gpushare.io/managed": "true"}}
+        if but is not None:
+            selector["matchExpressions"] = [{"key": but, "operator": "DoesNotExist"}]
         tolerant = {
             "apiVersion": "gpushare.io/v1alpha1",
             "kind": "GpuShare",
             "metadata": {"name": "tolerant"},
-            "spec": {"selector": {"matchLabels": {"gpushare.io/managed": "true"}}, "maxSlowdown": 10},
+            "spec": {"selector": selector, "maxSlowdown": 10},
         }
         self.create(tolerant, self.tenant("filler", "1", command=IDLE))
         self.running("filler")
