@@ -18,6 +18,8 @@ from tests.e2e.test_upgrade import upgrade
 from tests.e2e.test_views import metrics
 from troubles import told, words
 
+from gpushare.mps.host import BACKLOG
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PROGRAM = Path(hostileclient.__file__).read_text()
@@ -31,7 +33,6 @@ NOT_DELAYED_SECONDS = 20.0
 # Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
 WAITED_SECONDS = 12.0
 MOST_OPEN_OF_A_POD = 4096  # gpushare.mps.reception
-UNDER_WAY = 1024  # of these, opened while the gate has not closed the first one yet: some 200 on the twin
 NAMED_SECONDS = 2.0  # two looks at a GPU's processes, one a second (gpushare.core.gpu.outside)
 
 
@@ -249,7 +250,8 @@ def test_very_many_open_connections_are_lost_by_the_process_that_has_them(stage:
     assert found is not None
     opened, closed = int(found[1]), int(found[2])
     assert closed > 0
-    assert opened <= MOST_OPEN_OF_A_POD + UNDER_WAY
+    # One more than the backlog may wait in the kernel until the gate accepts them.
+    assert opened - closed <= MOST_OPEN_OF_A_POD + BACKLOG + 1
     stage.newcomer("beside-many")
     spoke = [line for line in stage.space.log("many").splitlines() if "the one that spoke is" in line]
     assert len(spoke) > 1
