@@ -1,7 +1,7 @@
 """Where Kopf would keep what it has handled: nowhere, as our handlers only observe.
 
 For each event Kopf compares the object with what it stored of it the last time, and copies it for that several
-times, whether or not a handler asks for changes. Ours are all `on.event` (ADR 0102), so there is nothing to compare.
+times, whether or not a handler asks for changes. Ours are all `on.event` (ADR 0102): there is nothing to compare.
 The storages are Kopf's own extension point, `settings.persistence` (ADR 0192).
 """
 
