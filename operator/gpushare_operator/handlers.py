@@ -16,12 +16,16 @@ from gpushare.core.api import names
 from gpushare.kube import ApiError
 from gpushare_operator.running import Environment, Operator
 from gpushare_operator.session import log_in
+from gpushare_operator.storages import NoDiffBase, NoProgress
 
 
 @kopf.on.startup(id="settings")
 async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Configure Kopf: quiet, without peering, and with the labels of managed pods as a server-side filter."""
     settings.posting.enabled = False  # the operator writes its own events; Kopf would write one for every log line
+    settings.persistence.diffbase_storage = NoDiffBase()  # nothing is compared, so nothing is copied for it
+    settings.persistence.progress_storage = NoProgress()
+    settings.queueing.idle_timeout = 1.0  # a task for each of 20,000 objects need not live on for 5 s
     settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would be harmless too
     settings.watching.initial_streaming = False  # start with a list, which `session` notices
     settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR

@@ -32,7 +32,7 @@ class Intake:
     def share(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a GpuShare's state, or its deletion."""
         key = _share_key(obj)
-        if not self._is_news(key, _version(obj)):
+        if not self._is_news(key, _version(obj), deleted=deleted):
             return
         try:
             if deleted:
@@ -45,7 +45,7 @@ class Intake:
     def pod(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a managed pod's state, or its deletion."""
         metadata = obj["metadata"]
-        if not self._is_news(metadata["uid"], _version(obj)):
+        if not self._is_news(metadata["uid"], _version(obj), deleted=deleted):
             return
         try:
             if deleted:
@@ -67,7 +67,7 @@ class Intake:
         """Forget these GpuShares as deleted at `version`; return how many were still known."""
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
-            self._is_news(key, version)
+            self._is_news(key, version, deleted=True)
             self._world.drop_share(key.namespace, key.name)
         return len(gone)
 
@@ -75,13 +75,18 @@ class Intake:
         """Forget these pods as deleted at `version`; return how many were still known."""
         gone = uids & self._world.pods.keys()
         for uid in gone:
-            self._is_news(uid, version)
+            self._is_news(uid, version, deleted=True)
             self._world.drop_pod(uid)
         return len(gone)
 
-    def _is_news(self, key: Hashable, version: int) -> bool:
-        """Return whether no newer version of `key` is known; if so, remember this one."""
-        if version < self._versions.get(key, 0):
+    def _is_news(self, key: Hashable, version: int, *, deleted: bool) -> bool:
+        """Return whether neither this nor a newer version of `key` is known; if so, remember this one.
+
+        Each state comes twice or more: lists are read twice, and the watch repeats the answers to our writes. A
+        deletion counts though its version is known, and so does an object without a version (0).
+        """
+        known = self._versions.get(key, 0)
+        if version < known or (version == known and version and not deleted):
             return False
         self._versions[key] = version
         return True

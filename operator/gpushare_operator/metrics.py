@@ -96,6 +96,9 @@ class OperatorMetrics:
         self.queued = Gauge(
             "gpushare_operator_queue_length", "Keys that wait for work or are in work.", registry=self.registry
         )
+        self.events = Gauge(
+            "gpushare_operator_events_waiting", "Events that wait to be written.", registry=self.registry
+        )
         self.pods = Gauge("gpushare_operator_pods", "Managed pods known.", registry=self.registry)
         self.shares = Gauge(
             "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
@@ -109,10 +112,16 @@ class OperatorMetrics:
             self.replacements.labels(trouble.value)
 
     def show(
-        self, *, queued: Callable[[], int], pods: Callable[[], int], phases: Callable[[], Iterable[Phase]]
+        self,
+        *,
+        queued: Callable[[], int],
+        events: Callable[[], int],
+        pods: Callable[[], int],
+        phases: Callable[[], Iterable[Phase]],
     ) -> None:
         """Read the gauges from these functions at each scrape, in the server's thread; empty phases read 0."""
         self.queued.set_function(queued)
+        self.events.set_function(events)
         self.pods.set_function(pods)
         for phase in Phase:
             self.shares.labels(phase.value).set_function(partial(_count, phases, phase))

@@ -20,13 +20,12 @@ from gpushare.kube import (
     AlreadyExists,
     Api,
     ApiError,
-    EventType,
     Invalid,
     NotFound,
     Retryable,
-    record_event,
 )
 from gpushare.runtime.moments import unix_seconds
+from gpushare_operator.announcements import Announcements
 from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics, WorkKind, WorkResult
@@ -46,6 +45,7 @@ _SETTLE_SECONDS: Final = 0.1
 _BACKOFF_LOOK_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16
 _IDLE_SECONDS: Final = 30.0
+_WARNINGS: Final = frozenset({"Isolated", "Retracted", "PromiseBroken", "SloMissed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,11 @@ class ShareReconciler:
         self._wake = asyncio.Event()
         self._written: dict[ShareKey, _Written] = {}
         self._dropped = DroppedFields()
+        self._announcements = Announcements(api, CONTROLLER, now)
         self._making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         metrics.show(
             queued=lambda: len(self._queue) + len(self._in_work),
+            events=lambda: len(self._announcements),
             pods=lambda: len(self.world.pods),
             phases=lambda: [share.status.phase for share in list(self.world.shares.values())],
         )
@@ -99,6 +101,7 @@ class ShareReconciler:
     async def run(self) -> None:
         """Work until cancelled: some keys concurrently, the next one as soon as one is done."""
         self.beat = self._clock()
+        announcing = asyncio.create_task(self._announcements.run(), name="events")
         try:
             while True:
                 self._start()
@@ -111,11 +114,14 @@ class ShareReconciler:
         finally:
             for task in self._in_work.values():
                 task.cancel()
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
 
     async def step(self) -> int:
         """Do the work that is due now and wait for it; return how many keys that were."""
         started = self._start()
         await asyncio.gather(*self._in_work.values())
+        await self._announcements.drain()
         return started
 
     def _start(self) -> int:
@@ -267,16 +273,4 @@ class ShareReconciler:
         self._dropped.look(body["status"], changed.get("status") or {})
         self._learn(share, changed)
         for reason, note in control.transitions(before, status):
-            await self._tell(changed, reason, note)
-
-    async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
-        warning = reason in ("Isolated", "Retracted", "PromiseBroken", "SloMissed")
-        await record_event(
-            self._api,
-            share,
-            reason=reason,
-            note=note,
-            action="Reconcile",
-            controller=CONTROLLER,
-            event_type=EventType.WARNING if warning else EventType.NORMAL,
-        )
+            await self._announcements.add(changed, reason, note, warning=reason in _WARNINGS)

@@ -17,7 +17,11 @@ async def test_every_pod_is_named_and_each_process_costs_time() -> None:
     assert set(found.processor_seconds) == {"apiserver", "etcd", "operator"}
     assert 0.0 < found.processor_seconds["operator"] < found.seconds * 4
     assert found.resident_mib > 20.0
-    assert f"{found.seconds:.1f} s until 12 pods are named" in describe(found)
+    assert found.all_seconds >= found.seconds
+    assert found.all_processor_seconds["apiserver"] >= found.processor_seconds["apiserver"] > 0.0
+    text = describe(found)
+    assert f"{found.seconds:.1f} s until 12 pods are named" in text
+    assert f"with the events {found.all_seconds:.1f} s" in text
 
 
 def test_samples_are_read_without_those_that_have_labels() -> None:

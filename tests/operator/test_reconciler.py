@@ -400,6 +400,21 @@ def test_the_gauges_are_taken_at_each_scrape(bench: Bench) -> None:
     bench.pod()
     bench.world.put_share(GpuShare.from_object({"metadata": {"name": "own", "namespace": "shop"}}))
     assert (gauge("pods"), gauge("queue_length"), gauge("gpushares", phase="Pending")) == (1, 2, 1)
+    assert gauge("events_waiting") == 0
+
+
+async def test_events_follow_the_statuses_and_a_stop_writes_the_last_ones(bench: Bench) -> None:
+    for number in range(12):
+        bench.pod(f"p{number}", placed=True)
+    bench.clock.now += 1.0
+    running = asyncio.create_task(bench.reconciler.run())
+    while bench.metrics.registry.get_sample_value("gpushare_operator_status_writes_total") != 12:
+        await asyncio.sleep(0)
+        bench.clock.now += 0.01
+    assert (bench.metrics.registry.get_sample_value("gpushare_operator_events_waiting") or 0) > 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(bench.api.events) == 12
 
 
 async def test_it_ends_when_it_is_cancelled_in_the_moment_of_a_change(bench: Bench) -> None:

@@ -261,7 +261,7 @@ class GpuShareStatus:
         "Effects that were learnt of it beside others, by GPU model.",
         default=(),
         maxItems=16,
-        **list_map("gpuModel"),
+        **ATOMIC_LIST,
     )
     retractions: tuple[Retraction, ...] = described(
         "Pods of it that were moved away to keep a neighbour's promise; the newest for each neighbour.",
@@ -277,10 +277,10 @@ class GpuShareStatus:
         **ATOMIC_LIST,
     )
     placements: tuple[PodPlacement, ...] = described(
-        "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **list_map("podUid")
+        "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **ATOMIC_LIST
     )
     conditions: tuple[Condition, ...] = described(
-        "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
+        "Conditions in the usual form.", default=(), maxItems=32, **ATOMIC_LIST
     )
 
     @property
