@@ -144,7 +144,7 @@ def test_a_tenant_takes_no_share_without_the_annotation(hostile: HostileTenant, 
 
 def test_all_memory_for_one_percent_costs_a_whole_gpu_of_quota(hostile: HostileTenant) -> None:
     all_of_it = f"{max(gpu['memoryMiB'] for gpu in hostile.space.cluster.gpus())}Mi"
-    answer = hostile.call("POST", hostile.pods, asking(hostile, "0.01", memory=all_of_it))
+    answer = tries(hostile, asking(hostile, "0.01", memory=all_of_it))
     answer.refused(f"requested: requests.{names.SHARE_RESOURCE}=100")
     assert "exceeded quota" in answer.message
     assert charged(tries(hostile, asking(hostile, "0.01", memory="1Gi")).accepted()) < QUOTA

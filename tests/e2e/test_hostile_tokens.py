@@ -140,7 +140,7 @@ def test_the_operators_token_changes_no_gpushare(scene: Scene) -> None:
         "the victim's GpuShare", lambda: space.cluster.get("-n", space.name, "gpushares")["items"], seconds=60
     )
     path = f"/apis/gpushare.io/v1alpha1/namespaces/{space.name}/gpushares/{share['metadata']['name']}"
-    for change in ({"spec": {"class": "latency"}}, {"metadata": {"labels": {"a": "b"}}}):
+    for change in ({"spec": {"fraction": "1"}}, {"metadata": {"labels": {"a": "b"}}}):
         scene.changes("operator", path, change, MERGE).refused("owners and status")
     scene.changes("operator", path, {"metadata": {"ownerReferences": None}}, MERGE).accepted()
 
