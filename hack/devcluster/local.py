@@ -31,6 +31,7 @@ from devcluster.settings import (
     state_dir,
 )
 
+DRY_RUN = "GPUSHARE_DRY_RUN"
 KUBELET_DIRECTORY = Path("/var/lib/kubelet")  # the standard path: device plugins and their pods expect it
 POD_LINKS = Path("/var/log/containers")
 RUN_DIRECTORY = Path("/run/gpushare")  # hostPath directories of gpushare's own pods
@@ -370,7 +371,7 @@ bin_dir = "{self.cni_directory}"
         for component in reversed(self.components):
             self.kill(component)
         ours = (KUBELET_DIRECTORY / ".gpushare-dev").exists()
-        self._unmount(self.state, *([KUBELET_DIRECTORY, RUN_DIRECTORY] if ours else []))
+        self._unmount(self.state, *outside_places(is_ours=ours, is_dry_run=DRY_RUN in os.environ))
         self._network_down()
         if ours:
             _remove_cgroups()
@@ -458,6 +459,15 @@ def _pod_cgroups() -> list[Path]:
     # os.walk skips groups that vanish meanwhile
     groups = [Path(place) for root in roots for place, _, _ in os.walk(root)]
     return sorted(groups, key=lambda group: len(group.parts), reverse=True)
+
+
+def outside_places(*, is_ours: bool, is_dry_run: bool) -> list[Path]:
+    """Return the directories outside the state directory that `down` unmounts before it removes what is in them.
+
+    In a dry run (hack/gpu/dry-run) its own file systems hide the machine's directories, which may be those of a
+    cluster that runs: they stay mounted until their namespace ends.
+    """
+    return [KUBELET_DIRECTORY, RUN_DIRECTORY] if is_ours and not is_dry_run else []
 
 
 def thaw(group: Path) -> None:

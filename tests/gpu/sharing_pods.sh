@@ -17,7 +17,7 @@ case "$part" in
 "warm") # what pods import and map from the host is compiled and in memory afterwards
     # shellcheck disable=SC2016
     look='import sys, time, os; t = time.monotonic(); import torch, torch._dynamo, numpy; n = [m.__name__ for m in list(sys.modules.values())
-if (c := getattr(m, "__cached__", None)) and not os.path.exists(c)]; print(f"import of PyTorch: {time.monotonic() - t:.1f} s, {len(n)} modules not compiled", *n[:3])'
+if isinstance(c := getattr(m, "__cached__", None), str) and not os.path.exists(c)]; print(f"import of PyTorch: {time.monotonic() - t:.1f} s, {len(n)} modules not compiled", *n[:3])'
     for _ in 1 2; do timeout 60 env -u PYTHONDONTWRITEBYTECODE python3 -c "$look"; done
     for program in wideresnet-app-bf16-b128 seq2seq-app-tf32-b96 lu-refine-fp32-4096; do # CUDA's libraries too
         {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster.local import thaw
+from devcluster.local import KUBELET_DIRECTORY, outside_places, thaw
 
 V1 = Path("/sys/fs/cgroup/freezer")
 SECONDS = 60.0
@@ -61,3 +61,10 @@ def test_a_group_of_either_version_is_thawed_and_one_without_a_freezer_left_alon
     thaw(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == running
+
+
+def test_a_dry_run_uncovers_no_directory_of_a_cluster_that_runs() -> None:
+    """Unmounted, its own file system would give way to the machine's kubelet directory, which `down` then removes."""
+    assert KUBELET_DIRECTORY in outside_places(is_ours=True, is_dry_run=False)
+    assert outside_places(is_ours=True, is_dry_run=True) == []
+    assert outside_places(is_ours=False, is_dry_run=False) == []

@@ -83,15 +83,17 @@ def test_the_optimistic_model_says_a_fifth_more_but_never_more_than_alone(world)
             assert other.lower <= other.progress <= other.upper
 
 
-def test_a_broken_promise_is_mended_within_seconds_by_throttling_the_one_with_room(world):
+@pytest.mark.parametrize("seed", range(6))
+def test_a_broken_promise_is_mended_within_seconds_by_throttling_the_one_with_room(world, seed):
+    """And stays so while the throttle does: loosened by a wrong inference, it may be missed for long."""
     # Uncapped beside cg, ppo makes far less than alone; cg has promised little.
     free = world.truth.progress_under((CG, PPO), [[100, 100]])[0]
     wanted = min(0.95, free[1] + 0.2)
     jobs = [job("a", CG, promise=0.2), job("b", PPO, promise=wanted)]
-    policy = one_gpu_policy(world, retract_after_seconds=1e6)
+    policy = one_gpu_policy(world, seed, retract_after_seconds=1e6, let_go_seconds=1e6)
     policy._promises = {0: 0.2, 1: wanted}
     outcome = simulate(jobs, 1, policy, world.truth)
-    assert outcome.jobs[1].late_seconds < 60.0
+    assert outcome.jobs[1].late_seconds < 10.0
     assert not outcome.retractions
     ignored = one_gpu_policy(world, windows_to_act=10**6)
     ignored._promises = {0: 0.2, 1: wanted}
