@@ -64,7 +64,7 @@ def test_a_group_of_either_version_is_thawed_and_one_without_a_freezer_left_alon
 
 
 def test_a_dry_run_uncovers_no_directory_of_a_cluster_that_runs() -> None:
-    """Unmounted, its own file system would give way to the machine's kubelet directory, which `down` then removes."""
+    """Unmounted, its file system would give way to the machine's kubelet directory, which `down` then removes."""
     assert KUBELET_DIRECTORY in outside_places(is_ours=True, is_dry_run=False)
     assert outside_places(is_ours=True, is_dry_run=True) == []
     assert outside_places(is_ours=False, is_dry_run=False) == []
