@@ -62,6 +62,24 @@ def test_each_policys_row_of_the_twelve_jobs_is_what_the_records_say(twelve: Rec
         assert len(run.jobs) == 12
 
 
+def test_what_is_said_of_the_same_jobs_as_pods_is_what_the_records_say(tmp_path: Path) -> None:
+    records = opened("h200-12-pods", tmp_path)
+    section = PAGE.split("## The same twelve jobs as pods")[1].split("\n## ")[0]
+    found = runs(records)
+    assert {run.policy for run in found} == set(TITLES)
+    for run in found:
+        assert row(run) in section, row(run)
+    (ours,) = [run for run in found if run.policy == "gpushare"]
+    for run in found:
+        if run is not ours:
+            assert f"{ours.makespan / run.makespan:.2f} times" in section, run.policy
+    report = "\n".join(accuracy.report(accuracy.accuracy(records)))
+    for line in section.splitlines():
+        if line.startswith(("| predicted", "| inferred", "| expected")):
+            _, _, count, mean, _, bias, high, _ = (cell.strip() for cell in line.split("|"))
+            assert re.search(rf"\| {count} \| {mean} \| [^|]*\| {re.escape(bias)} \| {high} \|", report), line
+
+
 def test_errors_of_prediction_and_inference_are_what_the_records_say(twelve: Records) -> None:
     report = "\n".join(accuracy.report(accuracy.accuracy(twelve)))
     told = re.findall(
