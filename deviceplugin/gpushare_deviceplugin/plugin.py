@@ -181,7 +181,7 @@ class DevicePlugin(DevicePluginServicer):
                 self._state.counts.refused_starts += 1
                 refusal = (
                     f"no MPS gate listens on GPU {uuid}, so the container's programs would run without limits: "
-                    "is the pod gpushare-mps of this node running? Kubelet tries again"
+                    "does the MPS host of this node run? Kubelet tries again"
                 )
                 _log.error("start refused: %s", refusal)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
