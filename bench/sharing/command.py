@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
         type=SignatureSource,
         choices=list(SignatureSource),
         default=usual.signatures,
-        help="those that the agent takes in the first session (about two minutes), or the H200 table's",
+        help="those that the agent takes in the first session (about two minutes), the H200 table's, or none",
     )
     parser.add_argument(
         "--faults", type=int, default=usual.faults, help="in a run of gpushare of its own: so many MPS faults"
@@ -196,7 +196,8 @@ def _launcher(
     machine = simulated() if read.simulated else of_this_machine()
     if (words := why_no_room(machine.gpu, jobs, policies)) is not None:
         raise NotReadyError(words)
-    known = {line["program"]: line["signature"] for line in records.of("signature")}
+    is_cold = read.signatures is SignatureSource.NONE
+    known = {} if is_cold else {line["program"]: line["signature"] for line in records.of("signature")}
     # Short: a unix socket's path has at most 107 characters.
     work = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     logs = read.directory / "session.log"

@@ -50,6 +50,7 @@ class SignatureSource(StrEnum):
 
     AGENT = "agent"
     TABLE = "table"
+    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class SessionSettings:
         signature_seconds: upper limit for measuring each program alone by the agent, once.
         to_the_end: in the time that is left for no other run, begin one that may not end in it.
         faults: of the MPS server, in a run of ours apart from the compared ones; 0: no such run.
-        signatures: whose: the agent's, or the table's, which cost no time (trace.table_signatures).
+        signatures: whose: the agent's, or the table's, which cost no time (trace.table_signatures); with none
+            gpushare begins as on a new cluster, and profiles what it meets in place.
     """
 
     budget_seconds: float = 480.0
@@ -125,7 +127,11 @@ class Driver:
         self.records.add("session", number=number, began=began, launcher=self.launcher.kind, **here)
         if (words := why_not_the_tables(self.machine.gpu.model)) is not None:
             self.say(words)
-        if known := {line["program"]: line["signature"] for line in self.records.of("signature")}:
+        known = {line["program"]: line["signature"] for line in self.records.of("signature")}
+        is_cold = self.settings.signatures is SignatureSource.NONE
+        if is_cold and self.records.first("signatures") is None:
+            self.records.add("signatures", known=[], source=SignatureSource.NONE.value)
+        elif known and not is_cold:
             self.launcher.learn(known)
         self._alone()
         has_signatures = not self._wants_signatures() or self._signatures()
@@ -237,7 +243,8 @@ class Driver:
 
     def _wants_signatures(self) -> bool:
         return (
-            (bool(self.settings.faults) or any(POLICIES[name].is_ours for name in self.settings.policies))
+            self.settings.signatures is not SignatureSource.NONE
+            and (bool(self.settings.faults) or any(POLICIES[name].is_ours for name in self.settings.policies))
             and sum(1 for _ in self.records.of("signatures")) < _TRIES
             and bool(self._unsigned())
         )

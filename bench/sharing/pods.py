@@ -50,6 +50,7 @@ PATIENCE_SECONDS = 90.0
 END_SECONDS = 40.0  # of pods with a grace period of a second; the MPS daemon's has 15
 SIGNATURE_SECONDS = 5.0  # seconds of a signature that are enough to begin with
 TROUBLE_SECONDS = 60.0  # so long kubectl may fail before a run is given up
+KEPT_SECONDS = 1.0  # after which a signature that was written is looked for
 SETTLE_SECONDS = 20.0  # until the agent has seen that the last pods are gone: the self-test's, a stopped call's
 _TRIES = 3
 _PAUSE_SECONDS = 1.0
@@ -316,13 +317,27 @@ class PodLauncher:
         return {name: kept for name, kept in self._kept().items() if name in self._programs}
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
-        """Write them into GpuShares that have none: a new cluster lacks what an earlier session's has taken."""
+        """Write them into GpuShares that have none: a new cluster lacks what an earlier session's has taken.
+
+        The operator writes a new GpuShare's first status by what it read before, so that comes first.
+
+        Raises:
+            TimeoutError: the operator does not write, or they do not stay.
+        """
+        asked = [name for name, kept in signatures.items() if kept.get("gpuModel") == self._place.gpu.model]
+        self._wait(lambda: self._are_reconciled(asked), "the first status of the GpuShares")
+        for _ in range(_TRIES):
+            kept = self._kept()
+            if not (missing := [name for name in asked if name not in kept]):
+                return
+            for program in missing:
+                patch = json.dumps({"status": {"profile": signatures[program]}})
+                how = ("--subresource=status", "--type=merge", "-p", patch)
+                patiently("-n", NAMESPACE, "patch", "gpushare", program, *how)
+            time.sleep(KEPT_SECONDS)
         kept = self._kept()
-        for program, signature in signatures.items():
-            if program not in kept and signature.get("gpuModel") == self._place.gpu.model:
-                patch = json.dumps({"status": {"profile": signature}})
-                asked = ("--subresource=status", "--type=merge", "-p", patch)
-                patiently("-n", NAMESPACE, "patch", "gpushare", program, *asked)
+        if missing := [name for name in asked if name not in kept]:
+            raise TimeoutError(f"the GpuShares of {', '.join(missing)} do not keep their signatures")
 
     def unfinished(self) -> dict[int, str]:
         """Return where the pods of jobs are that have not ended."""
@@ -399,9 +414,16 @@ class PodLauncher:
 
     def _kept(self) -> dict[str, Any]:
         """Return the profile of every GpuShare that has one, by name."""
+        return {name: kept for name, status in self._statuses().items() if (kept := status.get("profile"))}
+
+    def _are_reconciled(self, programs: Sequence[str]) -> bool:
+        found = self._statuses()
+        return all("observedGeneration" in found.get(name, {}) for name in programs)
+
+    @staticmethod
+    def _statuses() -> dict[str, Json]:
         shares = json.loads(patiently("-n", NAMESPACE, "get", "gpushares", "-o", "json"))["items"]
-        found = {share["metadata"]["name"]: share.get("status", {}).get("profile") for share in shares}
-        return {name: kept for name, kept in found.items() if kept}
+        return {share["metadata"]["name"]: share.get("status", {}) for share in shares}
 
     @staticmethod
     def _where(pod_names: Iterable[str]) -> dict[str, str]:

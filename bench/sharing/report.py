@@ -167,6 +167,8 @@ def _signatures(records: Records) -> str:
     line = records.first("signatures")
     if line is None:
         return ""
+    if line["source"] == "none":
+        return " gpushare began without a signature, as on a new cluster."
     whose = {"agent": "the node agent's, taken of each program alone", "table": "the H200 table's, cap curves too"}
     return f" Signatures: {whose[line['source']]} ({len(line['known'])} programs)."
 

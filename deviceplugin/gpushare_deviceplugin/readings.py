@@ -1,7 +1,7 @@
 """Profile workloads that have neighbours, by stopping their throughput neighbours for about a second.
 
 A GPU's counters are one tenant's own once the others' queued work has drained (docs/facts.md 25, 26). No pod of
-class latency is stopped, none whose probe would fail, and none for more than a tenth of a minute.
+class latency is stopped, none whose probe would fail, and none for more than a tenth of any minute.
 """
 
 import asyncio
@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 SETTLE_SECONDS: Final = 0.5  # until the counters are one pod's own (docs/facts.md 25)
 PROBE_MARGIN_SECONDS: Final = 0.2  # part of its time-out that a stopped pod's probe keeps
 MINUTE_SECONDS: Final = 60.0
-MOST_STOPPED_SECONDS: Final = 6.0  # of a minute, on each GPU
+MOST_STOPPED_SECONDS: Final = (
+    6.0  # of a minute, of each pod: a newcomer's neighbours have not paid for earlier ones
+)
 APART_SECONDS: Final = 3.0  # between two readings on a GPU
 FIRST_SECONDS: Final = 2.0  # age of a process before its first reading
 PATIENT_READINGS: Final = 8  # without a result; after these, a workload is read only rarely
@@ -55,15 +57,16 @@ class ReadingPlan:
 
 @dataclass(slots=True)
 class _PastReadings:
-    """A GPU's readings: when stops ended and how long they took; by pod, when it was read.
+    """A GPU's readings of the last minute, and by pod when it was read.
 
     Attributes:
         active, active_since: the pods with clients, and since when the set is unchanged.
+        stops: of each reading, when it ended, how many seconds it took, and the pods that it stopped.
     """
 
     active: frozenset[str] = frozenset()
     active_since: float = 0.0
-    stops: list[tuple[float, float]] = field(default_factory=list)
+    stops: list[tuple[float, float, tuple[str, ...]]] = field(default_factory=list)
     read_at: dict[str, list[float]] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
 
@@ -173,7 +176,9 @@ class Readings:
         record.read_at = {uid: at for uid, at in record.read_at.items() if uid in known}
         if record.active != (present := frozenset(pod.uid for pod in active)):
             record.active, record.active_since = present, now
-        if len(active) < 2 or not with_clients <= known or not self._may_stop_now(record, now):
+        record.stops = [stop for stop in record.stops if now - stop[0] < MINUTE_SECONDS]
+        is_soon = bool(record.stops) and now - record.stops[-1][0] < APART_SECONDS
+        if len(active) < 2 or not with_clients <= known or is_soon:
             return None
         model = self._state.gpus[uuid].model
         is_calm = self._is_calm(uuid, active, now - record.active_since)
@@ -189,7 +194,7 @@ class Readings:
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
         for pod in sorted(unknown, key=lambda each: self._turn(each, model, record)):
             others = [other for other in active if other.uid != pod.uid]
-            if all(self._may_stop(other, refused) for other in others):
+            if all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others):
                 seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
                 return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
         return None
@@ -224,7 +229,7 @@ class Readings:
             self._sampler.release(uuid)
             self._busy.discard(uuid)
             spent = min(plan.seconds, self._clock() - began)
-            record.stops.append((self._clock(), spent))
+            record.stops.append((self._clock(), spent, plan.stopped))
             record.read_at.setdefault(plan.pod.uid, []).append(self._clock())
             counts.taken += 1
             counts.stopped_seconds += spent
@@ -275,12 +280,6 @@ class Readings:
         connected = {client.pod_uid for client in gate.clients} if gate is not None else set()
         return connected == {plan.pod.uid, *plan.stopped}
 
-    def _may_stop_now(self, record: _PastReadings, now: float) -> bool:
-        record.stops = [(at, seconds) for at, seconds in record.stops if now - at < MINUTE_SECONDS]
-        spent = sum(seconds for _, seconds in record.stops)
-        last = record.stops[-1][0] if record.stops else -math.inf
-        return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
-
     def _turn(self, pod: ManagedPod, model: str, record: _PastReadings) -> tuple[bool, int, str]:
         """Return the sort key of pods to read: unknown ones first, then those read least."""
         return self._is_known(pod, model), len(record.read_at.get(pod.uid, ())), pod.uid
@@ -328,6 +327,12 @@ class Readings:
 def _stops(status: ThrottleStatus, pods: tuple[str, ...]) -> bool:
     """Return whether all of these pods are stopped."""
     return {each.pod_uid for each in status.pods if each.is_stopped} >= set(pods)
+
+
+def _has_time_left(pod: ManagedPod, record: _PastReadings) -> bool:
+    """Return whether one more reading leaves a pod the rest of its minute."""
+    spent = sum(seconds for _, seconds, stopped in record.stops if pod.uid in stopped)
+    return spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
 
 def _longest_stop(pod: ManagedPod) -> float:

@@ -240,6 +240,18 @@ def has_emptied(before: GpuNodeStatus, after: GpuNodeStatus) -> bool:
     return any(tenant.clients == 0 and tenant.pod_uid in had for gpu in after.gpus for tenant in gpu.tenants)
 
 
+def has_new_profile(before: GpuNodeStatus, after: GpuNodeStatus) -> bool:
+    """Return whether a pod's workload was profiled just now: the pod may end before a calm write."""
+    had = {tenant.pod_uid for gpu in before.gpus for tenant in gpu.tenants if tenant.profile is not None}
+    return any(
+        tenant.profile is not None and tenant.pod_uid not in had for gpu in after.gpus for tenant in gpu.tenants
+    )
+
+
+def _is_hurried(before: GpuNodeStatus, after: GpuNodeStatus) -> bool:
+    return has_emptied(before, after) or has_new_profile(before, after)
+
+
 class StatusSink(Protocol):
     """Destination of a GpuNode's status; False when it could not be written now."""
 
@@ -251,7 +263,8 @@ class StatusSink(Protocol):
 class StatusWriter:
     """Writer of the GpuNode: at once if its urgent part changed, else at most every ten seconds.
 
-    It is also written at once if a pod's last process has left, but for that reason at most every ten seconds too.
+    It is also written at once if a pod's last process has left or its workload was profiled, but for these reasons
+    at most every ten seconds too.
     """
 
     def __init__(
@@ -263,7 +276,7 @@ class StatusWriter:
         self._clock = clock
         self._last: GpuNodeStatus | None = None
         self._last_at = float("-inf")
-        self._emptied_at = float("-inf")
+        self._hurried_at = float("-inf")
 
     def due(self, status: GpuNodeStatus) -> bool:
         """Return whether this status should be written now."""
@@ -273,7 +286,7 @@ class StatusWriter:
         age = now - self._last_at
         if age >= HEARTBEAT_SECONDS or (age >= QUIET_SECONDS and status != self._last):
             return True
-        return now - self._emptied_at >= QUIET_SECONDS and has_emptied(self._last, status)
+        return now - self._hurried_at >= QUIET_SECONDS and _is_hurried(self._last, status)
 
     async def step(self) -> bool:
         """Write if due; return False when it was due and failed."""
@@ -284,8 +297,8 @@ class StatusWriter:
         if not await self._sink.write(replace(status, observed_at=now)):
             self._state.counts.error("gpunode")
             return False
-        if self._last is not None and has_emptied(self._last, status):
-            self._emptied_at = self._clock()
+        if self._last is not None and _is_hurried(self._last, status):
+            self._hurried_at = self._clock()
         self._last, self._last_at = status, self._clock()
         return True
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bench.sharing import command, machine
-from bench.sharing.driver import Driver, SessionSettings, expected_seconds, start_seconds
+from bench.sharing.driver import Driver, SessionSettings, SignatureSource, expected_seconds, start_seconds
 from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import Machine, simulated, why_no_room
@@ -206,6 +206,20 @@ def test_without_time_for_signatures_the_policies_run_that_need_none(tmp_path: P
     done, records = session(tmp_path, gpu, 250.0, repetitions=1, policies=named, signature_seconds=60.0)
     assert not done
     assert complete(records) == [("mps-equal", 0)]
+
+
+def test_a_cold_run_takes_no_signatures_and_is_told_none_that_are_kept(tmp_path: Path) -> None:
+    named = ("gpushare",)
+    _, records = session(
+        tmp_path / "cold", QueuedGpu(), 10_000.0, repetitions=1, policies=named, signatures=SignatureSource.NONE
+    )
+    assert complete(records) == [("gpushare", 0)]
+    assert [(line["source"], line["known"]) for line in records.of("signatures")] == [("none", [])]
+    session(tmp_path / "warm", QueuedGpu(), 10_000.0, repetitions=1, policies=named)
+    for source, known in ((SignatureSource.NONE, set()), (SignatureSource.AGENT, set(programs()))):
+        gpu = QueuedGpu()
+        session(tmp_path / "warm", gpu, 10_000.0, repetitions=2, policies=named, signatures=source)
+        assert set(gpu.known) == known
 
 
 def test_signatures_are_kept_as_they_come_and_those_that_are_missing_taken_by_the_next_session(

@@ -216,6 +216,7 @@ class OneNode:
         self.events: list[Json] = []
         self.gpu_nodes: list[list[Json]] = []
         self.learnt: dict[str, Json] = {}
+        self.overwritten = 0  # patches of a status that the operator's own write replaces
 
     def __call__(self, *arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
         words = [word for word in arguments if word not in ("-n", NAMESPACE)]
@@ -245,6 +246,12 @@ class OneNode:
                 self.pods.clear()
             case ["patch", "gpushare", name, "--subresource=status", "--type=merge", "-p", patch]:
                 self.learnt[name] = json.loads(patch)
+                if self.overwritten:
+                    self.overwritten -= 1
+                else:
+                    next(each for each in self.shares if each["metadata"]["name"] == name)["status"] |= json.loads(
+                        patch
+                    )["status"]
             case ["get", "pods", *_]:
                 return json.dumps({"items": list(self.pods.values())})
             case ["logs", name]:
@@ -502,13 +509,39 @@ def test_what_a_stopped_call_has_left_is_removed_and_the_gpu_waited_for(
 def test_a_new_cluster_gets_the_signatures_of_an_earlier_session_and_keeps_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    node = OneNode()
-    signatures = table_signatures(GPU.model)
-    node.shares = [{"metadata": {"name": JOB.program}, "status": {"profile": signatures[JOB.program]}}]
+    node, signatures = OneNode(), table_signatures(GPU.model)
+    own = {**signatures[JOB.program], "windowSeconds": 99}
+    node.shares = [share(JOB.program, profile=own), share(TRAINING.program)]
     launcher = begun(node, monkeypatch)
     other = {TRAINING.program: signatures[TRAINING.program], JOB.program: signatures[JOB.program]}
     launcher.learn(other | {"cg": table_signatures("NVIDIA L4")[TRAINING.program]})
     assert node.learnt == {TRAINING.program: {"status": {"profile": signatures[TRAINING.program]}}}
+    assert [each["status"]["profile"] for each in node.shares] == [own, signatures[TRAINING.program]]
+
+
+def share(name: str, **status: Any) -> Json:
+    return {"metadata": {"name": name}, "status": {"observedGeneration": 1, **status}}
+
+
+def test_what_a_new_cluster_is_told_waits_for_the_operators_first_status_and_is_told_again_if_that_replaced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an H200 ten signatures were gone at once, and a run of gpushare began without any."""
+    node, signatures = OneNode(), table_signatures(GPU.model)
+    node.shares = [{"metadata": {"name": TRAINING.program}}]
+    launcher = begun(node, monkeypatch)
+    monkeypatch.setattr(pods, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(pods, "KEPT_SECONDS", 0.0)
+    told = {TRAINING.program: signatures[TRAINING.program]}
+    with pytest.raises(TimeoutError, match="the first status of the GpuShares"):
+        launcher.learn(told)
+    assert node.learnt == {}
+    node.shares, node.overwritten = [share(TRAINING.program)], 1
+    launcher.learn(told)
+    assert node.shares[0]["status"]["profile"] == signatures[TRAINING.program]
+    node.shares, node.overwritten = [share(TRAINING.program)], 99
+    with pytest.raises(TimeoutError, match="do not keep their signatures"):
+        launcher.learn(told)
 
 
 def test_programs_alone_take_turns_in_a_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

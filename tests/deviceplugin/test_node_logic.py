@@ -1,11 +1,12 @@
 """What the agent concludes: decisions, health, notices, and when it writes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, make_pod, tenant
 
-from gpushare.core.api import Ceilings, GpuNodeStatus, MpsFault, MpsState, names
+from gpushare.core.api import Ceilings, GpuNodeStatus, MpsFault, MpsState, WorkloadSignature, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
@@ -359,3 +360,35 @@ class TestStatusWriter:
         clock.now += 1
         assert await step(1) == 5
         assert await step(0) == 5
+
+    async def test_at_once_when_a_workload_was_profiled_but_that_every_ten_seconds(
+        self, state: NodeState, clock: Clock
+    ) -> None:
+        """Two of eight profiles that were taken on an H200 were lost: their pods ended 2 and 5 s later."""
+        sink = Sink()
+        tenant(state, "a")
+        tenant(state, "b")
+        profiled: dict[str, WorkloadSignature] = {}
+
+        def build() -> GpuNodeStatus:
+            tenants = {uid: TenantMeasure(1, profile=profiled.get(uid)) for uid in ("uid-a", "uid-b")}
+            return build_status(state, {}, {GPU_A: GpuMeasure(None, tenants)})
+
+        writer = StatusWriter(state, build, sink, clock)
+        assert await writer.step()
+        clock.now += 1
+        profiled["uid-a"] = WorkloadSignature("NVIDIA H200", {"sm_util": 0.5}, window_seconds=5.0)
+        assert await writer.step()
+        assert len(sink.written) == 2
+        assert {each.pod_uid: each.profile for each in sink.written[-1].gpus[0].tenants} == {
+            "uid-a": profiled["uid-a"],
+            "uid-b": None,
+        }
+        clock.now += 1
+        profiled["uid-a"] = replace(profiled["uid-a"], window_seconds=10.0)
+        profiled["uid-b"] = replace(profiled["uid-a"], window_seconds=1.0)
+        assert await writer.step()
+        assert len(sink.written) == 2, "the other one waits, and so does a longer window"
+        clock.now += 9
+        assert await writer.step()
+        assert len(sink.written) == 3
