@@ -364,7 +364,7 @@ class TestStatusWriter:
     async def test_at_once_when_a_workload_was_profiled_but_that_every_ten_seconds(
         self, state: NodeState, clock: Clock
     ) -> None:
-        """Two of eight profiles that were taken on an H200 were lost: their pods ended 2 and 5 s later."""
+        """Three of six profiles that were taken on an H200 were lost: their pods ended soon after."""
         sink = Sink()
         tenant(state, "a")
         tenant(state, "b")
