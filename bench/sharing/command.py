@@ -107,6 +107,8 @@ def main(arguments: list[str]) -> None:
         if (words := driver.why_not_here()) is not None:
             sys.exit(words)
         driver.session()
+    except NotReadyError as error:
+        sys.exit(str(error))
     finally:
         launcher.close()
 

@@ -322,10 +322,13 @@ class PodLauncher:
         The operator writes a new GpuShare's first status by what it read before, so that comes first.
 
         Raises:
-            TimeoutError: the operator does not write, or they do not stay.
+            NotReadyError: the operator does not write, or they do not stay.
         """
         asked = [name for name, kept in signatures.items() if kept.get("gpuModel") == self._place.gpu.model]
-        self._wait(lambda: self._are_reconciled(asked), "the first status of the GpuShares")
+        try:
+            self._wait(lambda: self._are_reconciled(asked), "the first status of the GpuShares")
+        except TimeoutError as error:
+            raise NotReadyError(f"{error}: is the operator running?") from error
         for _ in range(_TRIES):
             kept = self._kept()
             if not (missing := [name for name in asked if name not in kept]):
@@ -337,7 +340,7 @@ class PodLauncher:
             time.sleep(KEPT_SECONDS)
         kept = self._kept()
         if missing := [name for name in asked if name not in kept]:
-            raise TimeoutError(f"the GpuShares of {', '.join(missing)} do not keep their signatures")
+            raise NotReadyError(f"the GpuShares of {', '.join(missing)} do not keep their signatures")
 
     def unfinished(self) -> dict[int, str]:
         """Return where the pods of jobs are that have not ended."""

@@ -28,9 +28,7 @@ _log = logging.getLogger(__name__)
 SETTLE_SECONDS: Final = 0.5  # until the counters are one pod's own (docs/facts.md 25)
 PROBE_MARGIN_SECONDS: Final = 0.2  # part of its time-out that a stopped pod's probe keeps
 MINUTE_SECONDS: Final = 60.0
-MOST_STOPPED_SECONDS: Final = (
-    6.0  # of a minute, of each pod: a newcomer's neighbours have not paid for earlier ones
-)
+MOST_STOPPED_SECONDS: Final = 6.0  # of any minute, each pod
 APART_SECONDS: Final = 3.0  # between two readings on a GPU
 FIRST_SECONDS: Final = 2.0  # age of a process before its first reading
 PATIENT_READINGS: Final = 8  # without a result; after these, a workload is read only rarely

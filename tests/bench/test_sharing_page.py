@@ -91,6 +91,7 @@ def test_what_is_said_of_a_new_cluster_is_what_the_records_say(tmp_path: Path) -
         told = {words[0].split(":")[0]: words[column] for words in cells}
         assert told["makespan, s; summed progress"] == f"{run.makespan:.0f}; {run.summed_progress:.2f}"
         assert told["slowdown, mean and largest"] == f"{sum(slow) / len(slow):.2f}, {max(slow):.2f}"
+        assert "gpushare began without a signature" in table(records)
         assert told["below the promise"] == f"{100 * run.below_ratio:.1f}%"
         for what, values in (("predicted", found.predicted), ("inferred", found.inferred)):
             errors = [abs(each.error) for each in values if each.beside]

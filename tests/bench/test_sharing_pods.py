@@ -533,14 +533,14 @@ def test_what_a_new_cluster_is_told_waits_for_the_operators_first_status_and_is_
     monkeypatch.setattr(pods, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(pods, "KEPT_SECONDS", 0.0)
     told = {TRAINING.program: signatures[TRAINING.program]}
-    with pytest.raises(TimeoutError, match="the first status of the GpuShares"):
+    with pytest.raises(NotReadyError, match="the first status of the GpuShares"):
         launcher.learn(told)
     assert node.learnt == {}
     node.shares, node.overwritten = [share(TRAINING.program)], 1
     launcher.learn(told)
     assert node.shares[0]["status"]["profile"] == signatures[TRAINING.program]
     node.shares, node.overwritten = [share(TRAINING.program)], 99
-    with pytest.raises(TimeoutError, match="do not keep their signatures"):
+    with pytest.raises(NotReadyError, match="do not keep their signatures"):
         launcher.learn(told)
 
 
