@@ -120,7 +120,7 @@ class Agent:
             clock=clock,
             period_seconds=options.sample_seconds,
             on_processes=self.outside.take,
-            pace=self.loop.pace,
+            pace=lambda: min(self.loop.pace(), self.outside.pace()),
             is_due=self.loop.is_due,
             exclusive=self.exclusive,
             on_measure=self._on_measure,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,7 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import names
-from gpushare.core.gpu import Found, GpuProcess, OutsideProcess, OutsideWatch, look, pids_outside
+from gpushare.core.gpu import (
+    AGAIN_SECONDS,
+    Found,
+    GpuProcess,
+    OutsideProcess,
+    OutsideWatch,
+    look,
+    pids_outside,
+)
 from gpushare.mps.identity import PROC, pod_uid_of, start_ticks_of
 from gpushare.mps.status import GateState, GateStatus
 from gpushare_deviceplugin.gates import Notice
@@ -127,6 +136,10 @@ class OutsideMps:
                 self._found.put_nowait((uuid, each))
         if self._policy is not OutsidePolicy.EVENT:
             self._end_all(uuid, self.watches[uuid].present)
+
+    def pace(self) -> float:
+        """Return the seconds until the next look is wanted: few while one process was seen only once."""
+        return AGAIN_SECONDS if any(watch.is_unsure for watch in self.watches.values()) else math.inf
 
     def _ends(self, uuid: str, pod: ManagedPod | None, *, is_graphics: bool) -> bool:
         """Return whether the policy ends a known pod's processes on a GPU; graphics only with END (ADR 0171)."""

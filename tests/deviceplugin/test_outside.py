@@ -11,7 +11,7 @@ import yaml
 from aiohttp.test_utils import TestServer
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, NodeApi, make_pod, raw_pod
 
-from gpushare.core.gpu import Counters, DevicesError, GpuProcess, OutsideProcess
+from gpushare.core.gpu import AGAIN_SECONDS, Counters, DevicesError, GpuProcess, OutsideProcess
 from gpushare.kube import connect
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
@@ -54,6 +54,7 @@ class Bench:
         self.asked: list[str] = []
         self.ended: list[int] = []
         self.may_end = True
+        self.next_after: list[float] = []  # each round
         self.outside = OutsideMps(
             state, self._find, self._tell, clock, policy=policy, proc=self.proc, end=self._end
         )
@@ -67,6 +68,7 @@ class Bench:
             clock=clock,
             period_seconds=1.0,
             on_processes=self.outside.take,
+            pace=self.outside.pace,
         )
         self.gate = GateStatus(GPU_A, GateState.ACTIVE, 0.0, gate_pid=GATE, server_pid=SERVER)
         self.process(GATE, UIDS["mps"])
@@ -108,7 +110,7 @@ class Bench:
                 GPU_A, gpu.model, gpu.memory_mib, 132, self.clock.now, 1, SERVER, "ACTIVE", Counters(), 0, shown
             )
             write_atomically(state_path(self.place), twin.to_json())
-            await self.sampler.step()
+            self.next_after.append(await self.sampler.step())
         while not self.outside._found.empty():
             await self.outside.tell_next()
 
@@ -135,6 +137,14 @@ async def test_a_pod_that_left_mps_has_an_event_after_two_samples_and_only_one(b
     assert bench.counts() == (1, 1)
     await bench.rounds(1, clients=(CLIENT,), outside=(SERVER,))
     assert bench.counts() == (0, 1)
+
+
+async def test_the_look_that_decides_comes_soon(bench: Bench) -> None:
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(1, clients=(CLIENT,))
+    await bench.rounds(3, clients=(CLIENT,), outside=(STRAY,))
+    assert bench.next_after == [1.0, AGAIN_SECONDS, 1.0, 1.0]
 
 
 async def test_a_client_that_was_about_to_connect_is_not_told(bench: Bench) -> None:

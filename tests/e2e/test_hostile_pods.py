@@ -33,7 +33,7 @@ NOT_DELAYED_SECONDS = 20.0
 # Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
 WAITED_SECONDS = 12.0
 MOST_OPEN_OF_A_POD = 4096  # gpushare.mps.reception
-NAMED_SECONDS = 2.0  # two looks at a GPU's processes, one a second (gpushare.core.gpu.outside)
+NAMED_SECONDS = 2.0  # a look a second and another half a second later (gpushare.core.gpu.outside), and the event
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from gpushare.core.gpu.devices import (
 )
 from gpushare.core.gpu.exclusive import ModeChange, mode_change
 from gpushare.core.gpu.likeness import FITTED_ON, calibration_warning, interval_widening
-from gpushare.core.gpu.outside import Found, OutsideProcess, OutsideWatch, look, pids_outside
+from gpushare.core.gpu.outside import AGAIN_SECONDS, Found, OutsideProcess, OutsideWatch, look, pids_outside
 from gpushare.core.gpu.pipes import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, mean_counters
 from gpushare.core.gpu.still import Standstill
 
 __all__ = [
+    "AGAIN_SECONDS",
     "ARTEFACT",
     "ARTEFACT_VERSION",
     "CHECKSUM",

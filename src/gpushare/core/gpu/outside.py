@@ -10,7 +10,8 @@ from typing import Final
 
 from gpushare.core.gpu.devices import GpuProcess
 
-LOOKS: Final = 2  # with one look a second, a process is reported within two seconds
+LOOKS: Final = 2
+AGAIN_SECONDS: Final = 0.5  # from the first look to the second: with one look a second, reported within 1.5 s
 QUIET_SECONDS: Final = 30.0  # so that a pod that starts process after process does not cause endless events
 
 
@@ -48,6 +49,11 @@ class OutsideWatch:
     def present(self) -> tuple[OutsideProcess, ...]:
         """Return the processes that are outside MPS now, seen in at least LOOKS looks in a row."""
         return tuple(process for process, looks in self.looks.items() if looks >= LOOKS)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Return whether the next look decides about a process."""
+        return any(looks < LOOKS for looks in self.looks.values())
 
 
 @dataclass(frozen=True, slots=True)
