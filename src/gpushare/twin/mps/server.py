@@ -31,6 +31,7 @@ from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05  # between two looks at which clients the throttle has frozen
+OUTSIDE_SECONDS: Final = 0.25  # between two searches for processes outside MPS, which a driver lists at once
 # Memory that a CUDA context takes from a client's limit: 4,096 MiB read as 3,971 free (recipe gpu-cluster.md).
 CONTEXT_MIB: Final = 125
 FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
@@ -240,7 +241,7 @@ class TwinServer:
 
     def run(self) -> None:
         """Serve clients until closed; a tick a second."""
-        next_tick = next_look = time.monotonic()
+        next_tick = next_look = next_search = time.monotonic()
         while not self._closed:
             for key, _ in self._selector.select(LOOK_SECONDS):
                 with self._lock:
@@ -251,9 +252,11 @@ class TwinServer:
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK_SECONDS
                     self._look_who_stopped()
+                if time.monotonic() >= next_search:
+                    next_search = time.monotonic() + OUTSIDE_SECONDS
+                    self._look_who_is_outside()
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_SECONDS
-                    self._outside = self._processes_outside()
                     self._tick()
 
     def _receive(self, client: _ConnectedClient) -> None:
@@ -429,6 +432,11 @@ class TwinServer:
                 progress, client.progressed = client.progressed / max(seconds, 1e-3), 0.0
                 rate = client.solo_rate * progress
                 _tell(client.socket, {"event": "tick", "progress": progress, "iterations_per_s": rate})
+
+    def _look_who_is_outside(self) -> None:
+        if (outside := self._processes_outside()) != self._outside:
+            self._outside = outside
+            self._update()
 
     def _processes_outside(self) -> tuple[int, ...]:
         """Return the processes that use this GPU without MPS, found by their name and the GPU's UUID."""
