@@ -109,6 +109,7 @@ class OutsideMps:
         self._proc = proc
         self._end = end
         self._others: set[str] = set()  # pods of this node without a share, as the API server listed them
+        self._again_until = -math.inf
         self._asked_at: dict[str, float] = {}  # lookups of unknown pods, by uid
         self._refused: set[OutsideProcess] = set()
         self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
@@ -127,7 +128,10 @@ class OutsideMps:
         # The node's own desktop is nobody's problem.
         present = [process for process in candidates if process.pod_uid is not None or not process.is_graphics]
         exempt = self._exempt(uuid, gate) if present else frozenset()
-        self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, self._clock())
+        now = self._clock()
+        self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, now)
+        if self.watches[uuid].is_unsure:
+            self._again_until = now + AGAIN_SECONDS
         for each in found:
             _log.warning(
                 "processes %s of pod %s use GPU %s outside MPS", _listed(each.pids), each.pod_uid or "(none)", uuid
@@ -138,8 +142,8 @@ class OutsideMps:
             self._end_all(uuid, self.watches[uuid].present)
 
     def pace(self) -> float:
-        """Return the seconds until the next look is wanted: few while one process was seen only once."""
-        return AGAIN_SECONDS if any(watch.is_unsure for watch in self.watches.values()) else math.inf
+        """Return the seconds until the next look is wanted: few if the last one saw a new process."""
+        return AGAIN_SECONDS if self._clock() < self._again_until else math.inf
 
     def _ends(self, uuid: str, pod: ManagedPod | None, *, is_graphics: bool) -> bool:
         """Return whether the policy ends a known pod's processes on a GPU; graphics only with END (ADR 0171)."""

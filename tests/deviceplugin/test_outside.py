@@ -147,6 +147,14 @@ async def test_the_look_that_decides_comes_soon(bench: Bench) -> None:
     assert bench.next_after == [1.0, AGAIN_SECONDS, 1.0, 1.0]
 
 
+async def test_a_gate_that_stops_serving_leaves_no_haste_behind(bench: Bench) -> None:
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(1, outside=(STRAY,))
+    bench.gate = replace(bench.gate, state=GateState.DOWN)
+    await bench.rounds(2, outside=(STRAY,))
+    assert bench.next_after == [AGAIN_SECONDS, 1.0, 1.0]
+
+
 async def test_a_client_that_was_about_to_connect_is_not_told(bench: Bench) -> None:
     bench.process(STRAY, UIDS["web"])
     await bench.rounds(1, outside=(STRAY,))

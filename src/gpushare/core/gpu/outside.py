@@ -11,7 +11,7 @@ from typing import Final
 from gpushare.core.gpu.devices import GpuProcess
 
 LOOKS: Final = 2
-AGAIN_SECONDS: Final = 0.5  # from the first look to the second: with one look a second, reported within 1.5 s
+AGAIN_SECONDS: Final = 0.5  # at most, to the look that decides: with one look a second, reported within 1.5 s
 QUIET_SECONDS: Final = 30.0  # so that a pod that starts process after process does not cause endless events
 
 
