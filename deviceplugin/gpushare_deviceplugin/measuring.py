@@ -64,7 +64,7 @@ _SearchKey = tuple[tuple[tuple[str, int], ...], tuple[tuple[Counters | None, ...
 
 
 class Measurer:
-    """Measurer of a GPU's tenants; it learns signatures from those that run alone."""
+    """Measurer of a GPU's tenants, and of signatures of those that run alone."""
 
     def __init__(self, state: NodeState, signatures: Signatures, expected: Expected = nothing_expected) -> None:
         self._state = state
@@ -73,11 +73,24 @@ class Measurer:
         self._drifts: dict[str, DriftWatch] = {}
         self._searches: dict[str, tuple[_SearchKey, PhaseSearch]] = {}
 
+    def learn(self, uuid: str, gate: GateStatus | None, samples: Sequence[GpuSample]) -> None:
+        """Add samples to the signature of a GPU's only active tenant; do nothing if there are several.
+
+        Args:
+            samples: taken while exactly these clients ran. One that a client's end falls into shows less than its
+                program draws: `measure` may have it, this may not.
+        """
+        if not samples or gate is None:
+            return
+        only = _only_active([pod for pod, _ in tenants_of(self._state, uuid)], gate)
+        if only is not None and only.own_percentage is None:
+            self._signatures.learn(only, self._state.gpus[uuid].model, merge(samples), threads_of(gate, only))
+
     def measure(self, uuid: str, gate: GateStatus | None, window: GpuSample | None) -> GpuMeasure:
         """Return the measures of a GPU and its tenants.
 
         Args:
-            window: merged samples to measure and learn from; None: no figures.
+            window: merged samples to measure; None: no figures.
         """
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
         tenants = {pod.uid: _by_gate(gate, pod.uid) for pod in pods}
@@ -85,9 +98,8 @@ class Measurer:
             return GpuMeasure(window, tenants)
         active = [pod for pod in pods if tenants[pod.uid].clients]
         strangers = any(client.pod_uid not in tenants for client in gate.clients)
-        if len(active) == 1 and not strangers:
-            [pod] = active
-            tenants |= self._alone(uuid, pod, threads_of(gate, pod), tenants[pod.uid], window)
+        if (only := _only_active(pods, gate)) is not None:
+            tenants |= self._alone(uuid, only, threads_of(gate, only), tenants[only.uid], window)
         elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
             # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
             tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
@@ -100,11 +112,9 @@ class Measurer:
     def _alone(
         self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, window: GpuSample
     ) -> dict[str, TenantMeasure]:
-        """Measure a GPU's only active tenant: the counters are its own and add to its signature under its cap."""
+        """Measure a GPU's only active tenant: the counters are its own."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
-        if pod.own_percentage is None:
-            self._signatures.learn(pod, model, window, threads)
         if threads == 100:
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
@@ -263,6 +273,13 @@ def threads_of(gate: GateStatus, pod: ManagedPod) -> int:
     caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
     ceilings = caps or [pod.decision.thread_percentage if pod.decision else 100]
     return min(100, sum(min(ceiling, pod.own_percentage or 100) for ceiling in ceilings))
+
+
+def _only_active(pods: Sequence[ManagedPod], gate: GateStatus) -> ManagedPod | None:
+    """Return the only one of a GPU's pods that has clients; None if there are several, or clients of others."""
+    clients = {client.pod_uid for client in gate.clients}
+    active = [pod for pod in pods if pod.uid in clients]
+    return active[0] if len(active) == 1 and clients == {active[0].uid} else None
 
 
 def _by_gate(gate: GateStatus | None, uid: str) -> TenantMeasure:

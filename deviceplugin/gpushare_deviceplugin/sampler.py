@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.backoff import Backoff
@@ -29,6 +30,9 @@ NO_SM_ACTIVITY: Final = (
     "learnt of workloads until its list names it (docs/guide/other-gpus.md)"
 )
 SETTLE_SECONDS: Final = 0.45  # queued work continues for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
+# A gate looks once a second for clients that have ended, and its report is read once a second: signatures are
+# learnt only from samples that are older than this and have the same clients since.
+ENDING_SECONDS: Final = 2.5
 WINDOWS: Final = 5  # samples merged into a window, unless shorter ones are requested
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
 OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], bool]
@@ -65,6 +69,19 @@ class Reading:
         if not self.sample.counters.as_dict():
             return NO_COUNTERS
         return "" if self.sample.counters.sm_util is not None else NO_SM_ACTIVITY
+
+
+@dataclass(slots=True)
+class _Recent:
+    """Samples of one GPU since the last change of its clients that nothing was learnt from yet.
+
+    Attributes:
+        samples: each with the time at which it was taken, monotonic seconds.
+        gate: the gate's report beside the last of them.
+    """
+
+    samples: deque[tuple[float, GpuSample]] = field(default_factory=deque)
+    gate: GateStatus | None = None
 
 
 class Sampler:
@@ -121,6 +138,7 @@ class Sampler:
         self._devices: Devices | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._fresh: dict[str, list[GpuSample]] = {}
+        self._recent: dict[str, _Recent] = {}
         self._tenants: dict[str, tuple[str, ...]] = {}
         self._failures = 0
         self._settling: set[str] = set()
@@ -165,6 +183,7 @@ class Sampler:
         """Leave a GPU's counters alone until `release`, because `readings` reads them."""
         self._paused.add(uuid)
         self._fresh[uuid] = []
+        self._recent.pop(uuid, None)
 
     def release(self, uuid: str) -> None:
         """Go on sampling a GPU."""
@@ -239,6 +258,7 @@ class Sampler:
             self._state.set_unmeasured(uuid, "")  # its health reports it
             self.measures.pop(uuid, None)
             self._fresh.pop(uuid, None)  # no window may span its absence
+            self._recent.pop(uuid, None)
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
             if reading.error:
@@ -260,6 +280,7 @@ class Sampler:
         fresh = self._fresh.setdefault(uuid, [])
         if self._tenants.get(uuid) != present:  # a window that spans a change describes neither state
             self._tenants[uuid] = present
+            self._learn(uuid)
             self._conclude_nothing(uuid, gate)
             return
         if uuid in self._settling:
@@ -270,14 +291,30 @@ class Sampler:
                 self._conclude_nothing(uuid, gate)
             return
         fresh.append(reading.sample)
+        recent = self._recent.setdefault(uuid, _Recent())
+        recent.gate = gate
+        recent.samples.append((self._clock(), reading.sample))
         is_first = uuid not in self.measures or self.measures[uuid].sample is None
         if is_first or self._is_due(uuid, fresh):  # attribution costs more than reading counters
+            self._learn(uuid)
             self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh))
             fresh.clear()
             self._tell(uuid, gate)
 
+    def _learn(self, uuid: str) -> None:
+        """Learn from the samples since the last change of clients that are old enough."""
+        recent = self._recent.get(uuid)
+        if recent is None:
+            return
+        until = self._clock() - ENDING_SECONDS
+        settled = []
+        while recent.samples and recent.samples[0][0] <= until:
+            settled.append(recent.samples.popleft()[1])
+        self._measurer.learn(uuid, recent.gate, settled)
+
     def _conclude_nothing(self, uuid: str, gate: GateStatus | None) -> None:
         self._fresh[uuid] = []
+        self._recent.pop(uuid, None)
         self.measures[uuid] = self._measurer.measure(uuid, gate, None)
         self._tell(uuid, gate)
 
@@ -298,5 +335,6 @@ class Sampler:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
             self._state.set_unmeasured(uuid, "")
         self._fresh.clear()
+        self._recent.clear()
         self.measures.clear()
         self._devices = None

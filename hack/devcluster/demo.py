@@ -113,7 +113,7 @@ The cluster stays up. Look further:
   kubectl gpushare explain -n {DEMO_NAMESPACE} POD                  # why it is there, what was seen and done
   kubectl -n {DEMO_NAMESPACE} get events --sort-by .metadata.creationTimestamp      # what you were told, and more
   kubectl get gpunodes -o wide; kubectl get gpushares -A        # the objects behind it
-  kubectl -n {DEMO_NAMESPACE} describe gpushare deployment-etl      # its profile, and what it is kept apart from
+  kubectl -n {DEMO_NAMESPACE} describe gpushare etl                 # its profile, and what it is kept apart from
   kubectl -n {DEMO_NAMESPACE} logs -f deploy/train --tail 5         # true iterations/s of one tenant
   kubectl run wrong --image {IMAGE}:dev --annotations gpushare.io/fraction=1.5   # a wrong annotation is refused
   make demo-down                                                # remove every trace

@@ -133,7 +133,7 @@ def _shares_the_rest(moment: Moment) -> str | None:
 
 ACTS: Final = (
     Act(
-        f"The programs of {all_of(FIRST)} run alone for nine seconds, each on a GPU: that is their profile.",
+        f"The programs of {all_of(FIRST)} run alone for fifteen seconds, each on a GPU: that is their profile.",
         _have_run_alone,
         "two programs that ran alone to their end",
         applies="alone.yaml",

@@ -162,6 +162,7 @@ class Node:
         self.clock.now += seconds
         self.seen = Counters(**sums)
         sample = GpuSample(self.seen, seconds, 900, 0.9)
+        self.measurer.learn(GPU_A, gate, [sample])
         changed = self.loop.conclude(GPU_A, gate, self.measurer.measure(GPU_A, gate, sample))
         self.loop.beat()
         return changed

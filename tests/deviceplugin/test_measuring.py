@@ -12,6 +12,7 @@ from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuPro
 from gpushare.core.progress import Prior, at_full_threads, attribute
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import (
+    ClientStatus,
     GateState,
     GateStatus,
 )
@@ -25,6 +26,7 @@ from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, reduce_gpushare
 from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import GpuMeasure
 
 FP32 = Counters(fp32_util=0.6, dram_bw_util=0.2, integer_util=0.2, sm_util=0.7)
 MEMORY = Counters(fp32_util=0.1, dram_bw_util=0.9, integer_util=0.15, sm_util=0.9)
@@ -39,6 +41,12 @@ def mix(*parts: tuple[Counters, float]) -> Counters:
     return Counters(**{n: min(1.0, sum(getattr(c, n) * p for c, p in parts)) for n in names})
 
 
+def see(measurer: Measurer, status: GateStatus, sample: GpuSample) -> GpuMeasure:
+    """Let a window count for signatures and figures, as the sampler does with samples in the middle of a run."""
+    measurer.learn(GPU_A, status, [sample])
+    return measurer.measure(GPU_A, status, sample)
+
+
 class TestMeasuring:
     def measurer(self, state: NodeState, profiles: dict[str, SharedProfile] | None = None) -> Measurer:
         return Measurer(state, Signatures(NodeShares(profiles or {})))
@@ -48,17 +56,17 @@ class TestMeasuring:
         a = tenant(state, "a", threads="100")
         alone = gate(clients=(client(a, 100),))
         for _ in range(10):
-            measured = measurer.measure(GPU_A, alone, window(FP32)).tenants[a]
+            measured = see(measurer, alone, window(FP32)).tenants[a]
         assert (measured.progress_ratio, measured.pipes["fp32"]) == (1.0, 0.6)
         b = tenant(state, "b", threads="100")
         both = gate(clients=(client(a, 100), client(b, 100)))
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
-        found = measurer.measure(GPU_A, both, mixed).tenants
+        found = see(measurer, both, mixed).tenants
         assert found[a].progress_ratio is None  # b has no signature: nothing can be told apart
         assert found[b].pipes == {}
         state.set_allocations({b: {GPU_A: 25}})
         for _ in range(10):
-            measurer.measure(GPU_A, gate(clients=(client(b, 100),)), window(MEMORY))
+            see(measurer, gate(clients=(client(b, 100),)), window(MEMORY))
         tenant(state, "a", threads="100")
         found = measurer.measure(GPU_A, both, mixed).tenants
         assert found[a].progress_ratio == pytest.approx(0.5, abs=0.1)
@@ -74,7 +82,7 @@ class TestMeasuring:
         half = window(mix((FP32, 0.5)))
         without = self.measurer(state)
         for _ in range(10):
-            found = without.measure(GPU_A, capped, half).tenants[a]
+            found = see(without, capped, half).tenants[a]
         whole, progress = at_full_threads(half.counters, 0.5)
         assert found.progress_ratio == pytest.approx(progress, abs=0.01)
         assert found.profile is not None
@@ -160,7 +168,7 @@ class TestMeasuring:
         for profiles, progress in (({}, None), ({"shop/a": profile}, pytest.approx(0.5, abs=0.05))):
             measurer = self.measurer(state, profiles)
             for _ in range(10):
-                found = measurer.measure(GPU_A, alone, half).tenants[uid]
+                found = see(measurer, alone, half).tenants[uid]
             assert found.progress_ratio == progress
             assert found.profile is None
 
@@ -196,7 +204,7 @@ class TestMeasuring:
         alone = gate(clients=(client(a, 100),))
 
         def published() -> WorkloadSignature | None:
-            return measurer.measure(GPU_A, alone, window(FP32)).tenants[a].profile
+            return see(measurer, alone, window(FP32)).tenants[a].profile
 
         assert published() is None, "one window is too little"
         news = [published() for _ in range(10)][-1]
@@ -305,6 +313,7 @@ class BrokenDevices:
     def __init__(self, gpus: tuple[GpuInfo, ...]) -> None:
         self.gpus = gpus
         self.error: DevicesError | None = None
+        self.counters = FP32
 
     def list(self) -> tuple[GpuInfo, ...]:
         if self.error is not None:
@@ -318,7 +327,7 @@ class BrokenDevices:
         return WELL
 
     def sample(self, uuid: str) -> GpuSample | None:
-        return window(FP32)
+        return window(self.counters)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         return ()
@@ -390,3 +399,36 @@ class TestSampler:
         assert sampler.measures[GPU_A].sample is None
         await sampler.step()
         assert sampler.measures[GPU_A].sample is not None
+
+    @pytest.mark.parametrize("window_samples", [1, 4])
+    async def test_the_last_seconds_of_a_run_teach_nothing(
+        self, clock: Clock, tmp_path: Path, state: NodeState, window_samples: int
+    ) -> None:
+        uid = tenant(state, "a", share=100, threads="100")
+        place = GpuDirectory.of(tmp_path, GPU_A)
+        place.create()
+        devices = BrokenDevices(tuple(state.gpus.values()))
+        signatures = Signatures(NodeShares())
+        sampler = Sampler(
+            state,
+            lambda: devices,
+            Gates(tmp_path, clock),
+            Measurer(state, signatures),
+            clock=clock,
+            period_seconds=1.0,
+            is_due=lambda _, fresh: len(fresh) >= window_samples,
+        )
+
+        async def step(*clients: ClientStatus) -> None:
+            write_status(place, GateStatus(GPU_A, GateState.ACTIVE, clock(), clients=clients))
+            clock.now += 1.0
+            await sampler.step()
+
+        for counters in [FP32] * 9 + [mix((FP32, 0.5)), mix((FP32, 0.1))]:  # it ends, and the gate has not seen it
+            devices.counters = counters
+            await step(client(uid, 100))
+        await step()
+        news = signatures.news(state.pods[uid], "NVIDIA H200")
+        assert news is not None
+        assert news.as_counters() == FP32
+        assert news.window_seconds == 8.0, "all but the first, beside which its start was seen, and the end"

@@ -280,6 +280,25 @@ def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:
     assert second.news(pod, H200) is None
 
 
+def test_such_a_point_is_news_also_of_the_node_that_saw_the_workload_with_all_threads() -> None:
+    pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    signatures = Signatures(profiles := NodeShares())
+    for _ in range(3):
+        signatures.learn(pod, H200, GpuSample(scaled(1.0), 5.0, 900, 1.0))
+    kept = signatures.news(pod, H200)
+    assert kept is not None
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(kept.as_counters()), kept)
+    assert signatures.news(pod, H200) is None
+    for _ in range(3):
+        signatures.learn(pod, H200, GpuSample(scaled(0.6), 5.0, 900, 0.6), 40)
+    used, news = signatures.of(pod, H200), signatures.news(pod, H200)
+    assert used is not None
+    assert news is not None, "its agent promises by this point, so the decisions have to know it"
+    points = {point.thread_percentage: point.progress_ratio for point in grown_curve(kept, [news])}
+    assert points == pytest.approx(used.cap_curve, abs=0.001)
+    assert set(points) == {40}
+
+
 def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:
     signatures = Signatures(NodeShares())
     assert close(learnt(signatures, [0.0] * 8 + [1.0] * 20)[-1])

@@ -400,7 +400,7 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=45.0, help="of a scene, after the newcomer counts")
-    parser.add_argument("--alone-seconds", type=float, default=9.5)
+    parser.add_argument("--alone-seconds", type=float, default=12.0)
     read = parser.parse_args()
     read.out.mkdir(parents=True, exist_ok=True)
     uuid = None

@@ -26,7 +26,8 @@ PROGRAM_FILE = Path(__file__).with_name("programs.py")
 CAPS = (100, 50, 25)
 CAPS_BY_SIZE: Mapping[int, tuple[int, ...]] = {2: (100, 50), 3: (50, 25), 4: (25, 50)}
 BARS: Mapping[int, float] = {2: 0.05, 3: 0.08, 4: 0.10}  # mean absolute errors
-SOLO_SECONDS = 9.5  # the agent takes 5 s of sampled windows for a signature, and needs two rounds to begin
+# The agent takes 5 s of samples for a signature, not counting the last 2.5 s, and needs two rounds to begin.
+SOLO_SECONDS = 12.0
 PROGRESS = "gpushare_pod_progress_ratio"
 Tenant = tuple[str, int]  # program and cap
 

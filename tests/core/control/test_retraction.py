@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import GpuShareStatus, JobClass, PodPlacement, Retraction
@@ -180,6 +180,28 @@ def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day
     assert plan(situation(VICTIM, asks=(), records={"shop/new": (before,)}), long_ago).records == {"shop/new": ()}
 
 
+def test_a_record_that_another_replaced_says_for_a_minute_when_its_gpu_was_left() -> None:
+    first = RetractionRecord(("shop/old",), 990.0, "x", "GPU-9", 4590.0)
+    intent = RetractionRecord(("shop/old",), 999.0, "new", "GPU-1")
+    found = plan(situation(VICTIM, asks=(), records={"shop/new": (first, intent)}))
+    left, new = found.records["shop/new"]
+    assert (left.neighbours, left.gpu, left.at, left.until) == ((), "GPU-9", 990.0, 1050.0)
+    assert (new.neighbours, new.count) == (("shop/old",), 2)
+    asked = (RetractionAsk("second", "GPU-9", ""),)
+    others = (Resident("second", "shop/second", JobClass.THROUGHPUT), VICTIM)
+    again = RetractionSituation(asked, {"GPU-9": others}, {"shop/new": (left, new), "shop/second": ()})
+    assert list(plan(again, 1049.0).records) == [], "an operator that was restarted knows no more than this"
+    assert plan(again, 1050.5).records["shop/new"] == (new,)
+    assert "shop/second" in plan(again, 1050.5).records
+    written = tuple(
+        Retraction(one.neighbours, "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z", one.count)
+        for one in (left, new)
+    )
+    two = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(2))
+    assert GpuShareStatus(retractions=written).needs_own_gpu
+    assert not GpuShareStatus(retractions=(*written, replace(written[1], count=1)), placements=two).needs_own_gpu
+
+
 def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:
     many = tuple(
         RetractionRecord((f"shop/n{at}",), 900.0 + at, "x", "GPU-9", 5000.0) for at in range(MOST_RECORDS)
@@ -261,7 +283,14 @@ EVENTS = st.lists(
 )
 
 
+TWO_OF_ONE_GROUP = [
+    *[("ask", 2), ("step", 0), ("step", 0), ("ask", 5), ("step", 0), ("step", 0)],
+    *[("kill", 0), ("gone", 0), ("ask", 0), ("step", 0), ("step", 0)],
+]
+
+
 @given(EVENTS)
+@example(TWO_OF_ONE_GROUP)
 @settings(deadline=None)
 def test_whatever_happens_one_pod_leaves_a_gpu_at_a_time_at_most_two_a_minute_and_once(
     events: list[tuple[str, int]],

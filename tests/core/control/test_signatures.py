@@ -180,6 +180,8 @@ def test_a_point_is_what_a_program_draws_under_a_cap_of_what_it_draws_with_all_t
     assert curve_of(copied(whole, further)) == pytest.approx({15: 0.45, 30: 0.9}, abs=0.05), (
         "its other points go with that"
     )
+    both = replace(whole, cap_curve=(CapPoint(40, 0.8),))
+    assert curve_of(copied(whole, both)) == {40: 0.8}, "its agent saw it with all threads and under a cap"
     imported = replace(whole, cap_curve=(CapPoint(25, 0.9), CapPoint(50, 0.8)))
     assert copied(imported, imported).cap_curve == imported.cap_curve, "as it was measured, noise and all"
 

@@ -202,7 +202,8 @@ class Retraction:
     """A pod of the group was moved away from these neighbours; for a while none is put beside them."""
 
     neighbours: tuple[str, ...] = described(
-        "GpuShares of the tenants that it left, as namespace/name; the first identifies this retraction.",
+        "GpuShares of the tenants that it left, as namespace/name; the first identifies this retraction. "
+        "Empty for a minute once a later retraction from all of them is recorded.",
         default=(),
         items={"maxLength": 317},
         maxItems=_MAX_TENANTS_PER_GPU,
@@ -287,9 +288,10 @@ class GpuShareStatus:
     def needs_own_gpu(self) -> bool:
         """Return whether its pods were retracted so often that the next one gets a GPU of its own.
 
-        An intended retraction counts as one: the pod's successor may arrive before the record is complete.
+        An intended retraction counts as one: the pod's successor may arrive before the record is complete. One
+        without neighbours is counted in the record that replaced it.
         """
-        retractions = sum(1 if one.until is None else one.count for one in self.retractions)
+        retractions = sum(1 if one.until is None else one.count for one in self.retractions if one.neighbours)
         return retracted_often(retractions, len(self.placements))
 
     @property

@@ -90,7 +90,7 @@ class RetractionRecord:
     """An intended or completed retraction.
 
     Attributes:
-        neighbours: GpuShares of the other tenants, as namespace/name, sorted.
+        neighbours: GpuShares of the other tenants, as namespace/name, sorted; empty in a record that was replaced.
         at: when it was intended; once completed, when the pod left.
         until: end of the back-off; None while it is only intended.
         count: number of retractions between these workloads so far.
@@ -198,8 +198,12 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
 
 
 def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[RetractionRecord, ...]:
-    """Return the records without those whose back-off ended long ago."""
-    return tuple(one for one in records if one.until is None or now < one.until + REMEMBERED_SECONDS)
+    """Return the records without those whose back-off ended long ago, or that a later one replaced."""
+    return tuple(
+        one
+        for one in records
+        if one.until is None or now < one.until + (REMEMBERED_SECONDS if one.neighbours else 0.0)
+    )
 
 
 def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now: float) -> RetractionRecord:
@@ -210,7 +214,11 @@ def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now
 
 
 def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:
-    """Return the records with a new one; each neighbour stays only in its newest record."""
+    """Return the records with a new one; each neighbour stays only in its newest record.
+
+    A record that so has no neighbours left still says, for a minute, when a pod left which GPU: without it, an
+    operator that is restarted then would evict from that GPU again, and more pods a minute than it may.
+    """
     kept = []
     for one in history:
         if one.is_intent:
@@ -220,6 +228,8 @@ def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float
         others = tuple(name for name in one.neighbours if name not in new.neighbours)
         if others:
             kept.append(replace(one, neighbours=others))
+        elif now < (until := one.at + _RATE_SECONDS):
+            kept.append(replace(one, neighbours=(), until=until))
     return _newest(remembered((*kept, new), now))
 
 

@@ -119,7 +119,6 @@ def _adds_points(usual: WorkloadSignature, other: WorkloadSignature) -> bool:
     return (
         other != usual
         and (other.gpu_model, other.revision) == (usual.gpu_model, usual.revision)
-        and other.thread_percentage is not None
         and not other.contradiction()
         and not own.is_far_more_active(others)
         and not others.is_far_more_active(own)
