@@ -124,7 +124,9 @@ def test_what_the_agent_keeps_beats_what_is_worked_out_here() -> None:
 
 def test_what_was_done_is_in_its_order_retractions_among_it() -> None:
     retraction = {"neighbours": ["shop/web"], "at": "2026-11-22T12:00:30Z", "until": "2026-11-22T13:00:00Z"}
-    share = GpuShare.from_object({"metadata": {"name": "s"}, "status": {"retractions": [retraction]}})
+    replaced = {"neighbours": [], "at": "2026-11-22T11:59:50Z", "until": "2026-11-22T12:00:50Z"}
+    status = {"retractions": [replaced, retraction]}
+    share = GpuShare.from_object({"metadata": {"name": "s"}, "status": status})
     events = [
         Happening("2026-11-22T12:01:00Z", "Throttled", "x"),
         Happening("2026-11-22T12:00:00Z", "NoRoom", "y"),

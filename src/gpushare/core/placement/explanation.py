@@ -285,15 +285,16 @@ def _predicted(
 
 
 def _retractions(share: GpuShare | None) -> list[Happening]:
-    """Return the retractions of the pod's group as events."""
+    """Return the retractions of the pod's group as events; one that a later one replaced is counted there."""
     retractions = share.status.retractions if share is not None else ()
     return [
         Happening(
             each.at or "",
             "Retracted",
-            f"a pod of it was moved away from {', '.join(each.neighbours) or 'its neighbours'}"
+            f"a pod of it was moved away from {', '.join(each.neighbours)}"
             + (f"; not beside them again before {each.until}" if each.until else ""),
             each.count,
         )
         for each in retractions
+        if each.neighbours
     ]
