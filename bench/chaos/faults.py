@@ -67,13 +67,11 @@ class Injector:
             K.KILL_ADMISSION: "admission",
             K.KILL_EXTENDER: "extender",
             K.KILL_SCHEDULER: "kube-scheduler",
-            K.KILL_FRONT: "front",
             K.KILL_THROTTLE: "throttle",
         }
         stalled: dict[FaultKind, str] = {
             K.STALL_OPERATOR: "operator",
             K.STALL_ADMISSION: "admission",
-            K.STALL_FRONT: "front",
             K.STALL_THROTTLE: "throttle",
             K.STALL_HOST: "host",
         }
@@ -91,6 +89,9 @@ class Injector:
         self._makers: dict[FaultKind, Callable[[PlannedFault], Injected]] = {
             K.KILL_EXTENDERS: lambda _: self._kill_all("extender"),
             K.KILL_AGENT: lambda _: self._kill_all("agent"),
+            K.KILL_FRONT: lambda fault: self._kill_front(fault, at_work=True),
+            K.KILL_STANDBY: lambda fault: self._kill_front(fault, at_work=False),
+            K.STALL_FRONT: lambda _: self._stall(self._fronts(at_work=True), "front"),
             K.KILL_HOST: lambda _: self._kill_host(),
             K.KILL_GATE: lambda fault: self._signal_gate(fault, signal.SIGKILL),
             K.STALL_GATE: lambda fault: self._signal_gate(fault, signal.SIGSTOP),
@@ -164,6 +165,20 @@ class Injector:
         pids = self._pids(role)
         _hit(pids, signal.SIGKILL, role)
         return Injected(f"{role}, pids {pids}")
+
+    def _fronts(self, *, at_work: bool) -> list[int]:
+        """Return the fronts that have an agent, or those that wait beside them."""
+        parents = {node.parent_of(pid) for pid in self._pids("agent")}
+        return [pid for pid in self._pids("front") if (pid in parents) is at_work]
+
+    def _kill_front(self, fault: PlannedFault, *, at_work: bool) -> Injected:
+        what = "front" if at_work else "front that waits"
+        pids = self._fronts(at_work=at_work)
+        if not pids:
+            raise NotPossibleError(f"no {what}")
+        pid = int(fault.pick([f"{pid:010d}" for pid in pids]))
+        _hit([pid], signal.SIGKILL, what)
+        return Injected(f"{what}, pid {pid}")
 
     def _kill_host(self) -> Injected:
         injected = self._kill_all("host")

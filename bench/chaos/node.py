@@ -50,6 +50,14 @@ def processes() -> tuple[RunningProcess, ...]:
     return tuple(found)
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the pid of a process's parent; None if there is no such process any more."""
+    try:
+        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def is_alive(pid: int, start_ticks: int | None) -> bool:
     """Return whether that very process still runs."""
     try:

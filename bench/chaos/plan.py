@@ -17,6 +17,7 @@ class FaultKind(StrEnum):
     KILL_SCHEDULER = "kill-scheduler"
     KILL_AGENT = "kill-agent"
     KILL_FRONT = "kill-front"
+    KILL_STANDBY = "kill-standby"
     KILL_GATE = "kill-gate"
     KILL_THROTTLE = "kill-throttle"
     KILL_HOST = "kill-host"
@@ -85,6 +86,7 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.KILL_SCHEDULER: KindTraits("kill -9 of one kube-scheduler beside an extender"),
     _K.KILL_AGENT: KindTraits("kill -9 of the agent, its forecaster included", weight=2.0),
     _K.KILL_FRONT: KindTraits("kill -9 of the agent's front, the agent with it", takes_plugin=True),
+    _K.KILL_STANDBY: KindTraits("kill -9 of the front that waits beside it", weight=0.5),
     _K.KILL_GATE: KindTraits("kill -9 of one GPU's gate", weight=2.0),
     _K.KILL_THROTTLE: KindTraits("kill -9 of the throttle's process", weight=2.0),
     _K.KILL_HOST: KindTraits("kill -9 of the MPS host", Ends.OF_THE_NODE, weight=0.5),
@@ -124,6 +126,7 @@ QUICK: Final = (
     _K.KILL_ADMISSION,
     _K.KILL_EXTENDER,
     _K.KILL_AGENT,
+    _K.KILL_FRONT,
     _K.KILL_GATE,
     _K.KILL_THROTTLE,
     _K.KILL_SERVER,

@@ -71,25 +71,50 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
         assert pod.get("hostPID", False) is (part in ("agent", "mps"))
 
 
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
 def test_the_agent_may_end_processes_only_where_its_policy_says_so(render: Render) -> None:
-    (agent,) = containers(workloads(render({"agent": {"outsideMps": "end"}}))["agent"])
+    agent, _ = containers(workloads(render({"agent": {"outsideMps": "end"}}))["agent"])
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
     assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "end"} in agent["env"]
-    (agent,) = containers(workloads(render({"agent": {"outsideMps": "event"}}))["agent"])
+    agent, _ = containers(workloads(render({"agent": {"outsideMps": "event"}}))["agent"])
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    (agent,) = containers(workloads(render({}))["agent"])
+    agent, _ = containers(workloads(render({}))["agent"])
     assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "decided"} in agent["env"]
     assert {"name": "GPUSHARE_EXCLUSIVE_PROCESS", "value": "false"} in agent["env"]
     both = render({"agent": {"outsideMps": "end", "exclusiveProcess": True}})
-    (agent,) = containers(workloads(both)["agent"])
+    agent, _ = containers(workloads(both)["agent"])
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL", "SYS_ADMIN"]}
     assert agent_options.parse_options(
         [], {v["name"]: v.get("value", "n") for v in agent["env"]}
     ).exclusive_process
 
 
+def test_the_standby_can_do_all_that_the_agent_can_and_requests_less(render: Render) -> None:
+    agent, standby = containers(workloads(render())["agent"])
+    assert [agent["name"], standby["name"]] == ["agent", "standby"]
+    assert {one["name"] for one in agent["ports"]} == {"metrics", "probes"}
+    probed = {one[kind]["httpGet"]["port"] for one in (agent, standby) for kind in PROBES}
+    assert probed == {one["containerPort"] for one in agent["ports"] if one["name"] == "probes"}
+    assert standby["resources"]["limits"] == agent["resources"]["limits"]
+    assert standby["resources"]["requests"] != agent["resources"]["requests"]
+    differs = {"name", "ports", "resources"}
+    same = [{key: value for key, value in one.items() if key not in differs} for one in (agent, standby)]
+    assert same[0] == same[1]
+
+
+def test_the_standby_follows_its_values(render: Render) -> None:
+    (agent,) = containers(workloads(render({"agent": {"standby": {"enabled": False}}}))["agent"])
+    assert agent["name"] == "agent"
+    own = {"resources": {"limits": {"memory": "1Gi"}}, "standby": {"requests": {"memory": "48Mi"}}}
+    _, standby = containers(workloads(render({"agent": own}))["agent"])
+    assert standby["resources"]["limits"] == {"memory": "1Gi"}
+    assert standby["resources"]["requests"]["memory"] == "48Mi"
+
+
 def test_the_agent_keeps_as_much_memory_from_tenants_as_the_scheduler(render: Render) -> None:
-    (agent,) = containers(workloads(render({"policy": {"gpuMemoryReserveMiB": 1024}}))["agent"])
+    agent, _ = containers(workloads(render({"policy": {"gpuMemoryReserveMiB": 1024}}))["agent"])
     environment = {v["name"]: v.get("value", "n") for v in agent["env"]}
     assert agent_options.parse_options([], environment).gpu_memory_reserve_mib == 1024
 
@@ -111,7 +136,7 @@ def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values:
 def test_the_agent_looks_at_cdi_and_at_the_toolkit_where_it_is_told_to(render: Render) -> None:
     own = {"cdiDirectories": ["/var/run/cdi", "/etc/cdi"], "toolkitDirectory": "/etc/nvidia-container-runtime"}
     workload = workloads(render({"agent": own}))["agent"]
-    (agent,) = containers(workload)
+    agent, _ = containers(workload)
     environment = {v["name"]: v.get("value", "some-node") for v in agent["env"]}
     options = agent_options.parse_options([], environment)
     assert options.device_list_strategy is DeviceListStrategy.AUTO
@@ -194,7 +219,7 @@ def test_the_operator_may_evict_only_where_it_is_to_retract(
     replacing = render({"policy": {"retraction": retraction, "hygiene": {"stalled": "replace"}}})
     (role,) = of_kind(replacing, "ClusterRole", "gpushare-operator")
     assert any("pods/eviction" in rule["resources"] for rule in role["rules"]), "replaced pods are evicted too"
-    (agent,) = containers(workloads(replacing)["agent"])
+    agent, _ = containers(workloads(replacing)["agent"])
     told = {one["name"]: one.get("value") for one in agent["env"]}
     assert (told["GPUSHARE_HYGIENE_STALLED"], told["GPUSHARE_HYGIENE_FAULT"]) == ("replace", "report")
     (operator,) = containers(workloads(objects)["operator"])

@@ -10,7 +10,7 @@ from gpushare.data import default_model
 from gpushare.runtime.models import MODELS_VARIABLE
 
 ARTEFACT = '{"artefact":"gpushare.io/interference-model","version":3,"gpu_model":"NVIDIA L4"}\n'
-READERS = {"operator": "operator", "scheduler": "extender", "agent": "agent"}
+READERS = {"operator": {"operator"}, "scheduler": {"extender"}, "agent": {"agent", "standby"}}
 
 
 def mounted(workload: Json) -> dict[str, str]:
@@ -42,7 +42,7 @@ def test_models_reach_who_decides_and_a_change_rolls_them(render: Render) -> Non
     assert config["data"] == {"l4.json": ARTEFACT, "a100.json": ARTEFACT}
     changed = workloads(render({"models": {"l4": ARTEFACT}}))
     for part, workload in workloads(objects).items():
-        assert set(mounted(workload)) == ({READERS[part]} if part in READERS else set())
+        assert set(mounted(workload)) == READERS.get(part, set())
         if part not in READERS:
             continue
         template = workload["spec"]["template"]

@@ -170,7 +170,7 @@ def test_retractions_per_minute_reaches_the_operator(render: Render, value: int)
 def test_outside_mps_reaches_the_agent_and_brings_its_capability(render: Render, policy: OutsidePolicy) -> None:
     objects = render(nested("agent.outsideMps", policy.value))
     assert Installation(objects).agent.outside_mps is policy
-    [agent] = containers(workloads(objects)["agent"])
+    agent, _ = containers(workloads(objects)["agent"])
     added = agent["securityContext"]["capabilities"].get("add") or []
     assert ("KILL" in added) is (policy is not OutsidePolicy.EVENT)
 

@@ -71,7 +71,7 @@ def test_the_agent_has_the_slowdowns_that_set_gave(helm: Any) -> None:
     settings = ("--set", "policy.maxSlowdown=1.3", "--set", "loop.enabled=false")
     done = helm("template", "gpushare", str(CHART), "--kube-version", "1.35.4", *settings)
     assert done.returncode == 0, done.stderr
-    (agent,) = containers(workloads(list(yaml.safe_load_all(done.stdout)))["agent"])
+    agent, _ = containers(workloads(list(yaml.safe_load_all(done.stdout)))["agent"])
     given = {each["name"]: each.get("value") for each in agent["env"]}
     names = ("LOOP", "RETRACT_AFTER_SECONDS", "DEFAULT_CLASS", "MAX_SLOWDOWN", "LATENCY_MAX_SLOWDOWN")
     assert [given[f"GPUSHARE_{name}"] for name in names] == ["false", "300", "throughput", "1.3", "1.1"]

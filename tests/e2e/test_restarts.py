@@ -1,6 +1,7 @@
 """kill -9 of every part: tenants go on, nothing is counted twice, new pods are served again (design.md 6.3)."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from livecluster import (
@@ -79,11 +80,15 @@ class Tenants:
 
 
 def restarts(pod: dict) -> int:
-    return int(pod["status"]["containerStatuses"][0]["restartCount"])
+    return sum(int(one["restartCount"]) for one in pod["status"]["containerStatuses"])
 
 
 def is_ready(pod: dict) -> bool:
-    return bool(pod["status"]["containerStatuses"][0]["ready"])
+    return all(one["ready"] for one in pod["status"]["containerStatuses"])
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture
@@ -130,14 +135,26 @@ def test_agent(tenants: Tenants, part: Parts):
 
 
 def test_the_agents_front(tenants: Tenants, part: Parts):
-    """The agent ends with it, and kubelet starts the container again."""
-    (pod,) = part("agent")
-    kill(processes_of(pod["metadata"]["uid"], saying="gpushare.front"))
-    wait_for(
-        "the container again",
-        lambda: [one for one in part("agent") if restarts(one) == restarts(pod) + 1 and is_ready(one)],
-        seconds=SERVED_AGAIN_SECONDS,
-    )
+    """Another one takes its place, with an agent of its own: no pod of that moment is rejected (ADR 0198)."""
+    space = tenants.space
+    for round_ in range(2):  # the second time it is the other container's
+        (pod,) = part("agent")
+        uid = pod["metadata"]["uid"]
+        fronts = processes_of(uid, saying="gpushare.front")
+        assert len(fronts) == 2
+        agents = processes_of(uid, saying="gpushare_deviceplugin")
+        (at_work,) = [front for front in fronts if front in map(parent, agents)]
+        kill([at_work])
+        names = [f"bound-{round_}-{number}" for number in range(3)]
+        space.create(*(space.tenant(name, "0.05") for name in names))
+        space.running(*names, seconds=SERVED_AGAIN_SECONDS)
+        space.delete(*names)
+        expected = restarts(pod) + 1
+        wait_for(
+            "both containers again",
+            lambda expected=expected: [p for p in part("agent") if restarts(p) == expected and is_ready(p)],
+            seconds=SERVED_AGAIN_SECONDS,
+        )
     tenants.assert_untouched()
     tenants.assert_served_again()
 

@@ -31,6 +31,11 @@ def agent(uid: str = "u", node: str = "n1", *, started: bool = True, **metadata:
     }
 
 
+def standby(*, runs: bool = True, started: bool = True, name: str = "standby") -> dict[str, Any]:
+    state: dict[str, Any] = {"running": {}} if runs else {"terminated": {"exitCode": 137}}
+    return {"name": name, "started": started, "state": state}
+
+
 class Cluster:
     """Two nodes with a GPU each."""
 
@@ -100,6 +105,22 @@ def test_an_agent_whose_container_ended_is_away(cluster: Cluster) -> None:
     cluster.gpunode("n1", Change.MODIFIED)
     cluster.ledger.node_changed(Change.MODIFIED, "n1", NodeView("n1", 32_000, 500_000))
     assert cluster.refused() == {"n1": AWAY}, "its row was made anew"
+
+
+@pytest.mark.parametrize("first_started", [True, False])
+def test_either_container_is_enough_and_a_stranger_is_not(cluster: Cluster, first_started: bool) -> None:
+    pod = agent(started=first_started)
+    ended = agent(started=False)["status"]["containerStatuses"][0] | {"state": {"terminated": {"exitCode": 137}}}
+    for statuses, is_away in (
+        ([ended, standby()], False),
+        ([ended, standby(started=False)], True),
+        ([ended, standby(runs=False)], True),
+        ([ended, standby(name="mesh-proxy")], True),
+        ([*pod["status"]["containerStatuses"], standby(runs=False)], not first_started),
+        ([], True),
+    ):
+        cluster.see({**pod, "status": {"phase": "Running", "containerStatuses": statuses}})
+        assert cluster.refused() == ({"n1": AWAY} if is_away else {}), statuses
 
 
 def test_a_pod_in_place_of_another_of_its_name_counts_alone(cluster: Cluster) -> None:

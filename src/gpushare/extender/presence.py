@@ -6,11 +6,13 @@ from typing import Any, Final
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 AGENT: Final = "agent"
+# Containers of its pod: one is at work, the other takes over at once (ADR 0198).
+AGENT_CONTAINERS: Final = frozenset({"agent", "standby"})
 HOLD_SECONDS: Final = 10.0  # after this time kubelet reports on its node that it has no shares
 
 
 def serves(obj: Mapping[str, Any], namespace: str) -> bool | None:
-    """Return whether an agent's pod is running and has registered with kubelet; None for any other pod.
+    """Return whether an agent runs in a pod and has registered with kubelet; None for any other pod.
 
     Args:
         namespace: gpushare's own namespace; the agent's label on a pod elsewhere is ignored.
@@ -20,10 +22,9 @@ def serves(obj: Mapping[str, Any], namespace: str) -> bool | None:
     if not is_agent or metadata.get("namespace") != namespace:
         return None
     containers = (obj.get("status") or {}).get("containerStatuses") or ()
-    return (
-        "deletionTimestamp" not in metadata
-        and bool(containers)
-        and all(one.get("started") and "running" in (one.get("state") or {}) for one in containers)
+    return "deletionTimestamp" not in metadata and any(
+        one.get("name") in AGENT_CONTAINERS and one.get("started") and "running" in (one.get("state") or {})
+        for one in containers
     )
 
 

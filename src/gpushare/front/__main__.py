@@ -5,11 +5,15 @@
 COMMAND starts the agent, by default `python -m gpushare_deviceplugin`; it finds our folder in
 $GPUSHARE_PLUGINS_DIRECTORY. Kubelet's directory is $GPUSHARE_KUBELET_DIRECTORY.
 
+Of several fronts that share a folder one is at work, the others wait for its end: the next one takes over what it
+kept, before kubelet has noticed more than a broken connection, and starts an agent of its own.
+
 The front runs as long as it has a list to keep. If an agent ends before its first list, or no new agent succeeds
 before the list is given up, the front exits with the agent's status, which ends the container.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -18,7 +22,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpushare.core.backoff import Backoff
 from gpushare.front.place import FrontPlace
@@ -29,6 +33,9 @@ AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
 DIRECTORY_VARIABLE: Final = "GPUSHARE_PLUGINS_DIRECTORY"
 BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
 GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long did not fail at its start
+# From the end of the front before until we register. At the end of a plugin's connection kubelet marks the devices of
+# its resource unhealthy, also those of a plugin that has registered since.
+TAKE_OVER_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 30.0  # interval of checks of our children, although the kernel reports their end
 _STACK_BYTES: Final = 256 * 1024  # stack of a thread; small, so that no page of it is huge
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -95,9 +102,36 @@ def own_directory(environment: dict[str, str]) -> Path:
     return folder
 
 
+def wait_for_place(own: Path) -> int:
+    """Return the open file that makes us the front at work, once no other front of the folder is.
+
+    The kernel frees the place when its holder ends, however it ends.
+
+    Raises:
+        OSError: the folder cannot have the file.
+        SystemExit: SIGTERM or SIGINT came first.
+    """
+    descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.info("another front is at work; this one takes over when it ends")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _log.warning("the front at work has ended: this one takes over")
+        time.sleep(TAKE_OVER_SECONDS)
+    return descriptor
+
+
+def _end_waiting(*_: Any) -> None:
+    raise SystemExit(0)
+
+
 def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
     """Keep the registration until SIGTERM, or until there is no list to keep; return the exit status."""
     own = own_directory(environment)
+    for number in _ENDING:
+        signal.signal(number, _end_waiting)
+    wait_for_place(own)
     plugins = Path(environment.get("GPUSHARE_KUBELET_DIRECTORY") or "/var/lib/kubelet") / "device-plugins"
     threading.stack_size(_STACK_BYTES)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before any thread starts: only the main one gets signals

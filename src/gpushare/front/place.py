@@ -3,6 +3,8 @@
 To kubelet the front is the device plugin; to the agent it is kubelet: the agent serves the plugin and registers it
 as with kubelet, in the front's own folder. Every call is passed on unchanged. Calls from kubelet while the agent
 is away wait for the next agent; kubelet itself sets no time limit.
+
+What kubelet needs while no agent serves is also kept in a file, so that another front can take the place over.
 """
 
 import logging
@@ -15,19 +17,19 @@ from typing import Final
 
 from gpushare.core.backoff import Backoff
 from gpushare.front.http2 import ConnectionLostError, Http2Connection
+from gpushare.front.kept import KeptFile, KeptWords
 from gpushare.front.rpc import CallError, Door, MethodHandler, StatusCode, call, connect, identity, subscribe
 
 _log = logging.getLogger(__name__)
 
 PLUGIN_SOCKET: Final = "gpushare.sock"  # name in the agent's registration
 KUBELET_SOCKET: Final = "kubelet.sock"
+KEPT_FILE: Final = "kept"
 REGISTER_PATH: Final = "/v1beta1.Registration/Register"
 _PLUGIN: Final = "/v1beta1.DevicePlugin/"
 WATCH_PATH: Final = f"{_PLUGIN}ListAndWatch"
-RELAYED: Final = tuple(
-    _PLUGIN + method
-    for method in ("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer")
-)
+OPTIONS_PATH: Final = f"{_PLUGIN}GetDevicePluginOptions"
+RELAYED: Final = tuple(_PLUGIN + method for method in ("GetPreferredAllocation", "Allocate", "PreStartContainer"))
 ATTEMPTS: Final = 2  # a call that ended two agents is not passed to a third
 LOOK_SECONDS: Final = 1.0
 QUICK_SECONDS: Final = 0.02  # while kubelet is away: pods bound before we have registered are rejected for good
@@ -58,7 +60,7 @@ class FrontPlace:
 
     Args:
         plugins: kubelet's folder of plugin sockets.
-        own: folder in which the agent finds us instead of kubelet.
+        own: folder in which the agent finds us instead of kubelet, and with what a front before us kept.
         kill_agent: ends an agent that hangs.
     """
 
@@ -74,13 +76,14 @@ class FrontPlace:
         self._patience = patience or Patience()
         self._changed = threading.Condition()
         to_kubelet: dict[str, MethodHandler] = {path: self._relay(path) for path in RELAYED}
-        to_kubelet[WATCH_PATH] = self._watch
+        to_kubelet |= {WATCH_PATH: self._watch, OPTIONS_PATH: self._options_of(self._relay(OPTIONS_PATH))}
         self._plugin_door = Door(plugins / PLUGIN_SOCKET, to_kubelet, self._changed)
         self._agent_door = Door(own / KUBELET_SOCKET, {REGISTER_PATH: self._take_registration}, self._changed)
         self._agent: Http2Connection | None = None
         self._gone_at = time.monotonic()
+        self._kept, self._keeping = KeptFile(own / KEPT_FILE), threading.Lock()
         self._list: bytes | None = None
-        self._registration = b""
+        self._registration = self._options = b""
         self._registered: tuple[int, int] | None = None  # identity of the kubelet that we are registered with
         self._unwatched_since = time.monotonic()
         self._watches = 0
@@ -91,12 +94,17 @@ class FrontPlace:
         self._is_stopping = False
 
     def open(self) -> None:
-        """Let the agent register.
+        """Let the agent register; until one does, go on with what the front before us kept.
 
         Raises:
             OSError: our folder cannot have a socket.
         """
         self._agent_door.open()
+        if (words := self._kept.read()) is None:
+            return
+        with self._changed:
+            self._registration, self._list, self._options = words.registration, words.devices, words.options
+            self._gone_at = time.monotonic()
 
     @property
     def is_held(self) -> bool:
@@ -124,7 +132,35 @@ class FrontPlace:
         self._plugin_door.close()
         self._agent_door.close()
 
+    def _keep(self) -> None:
+        with self._keeping:  # what is written last is the latest
+            with self._changed:
+                devices = self._list
+                words = KeptWords(self._registration, devices or b"", self._options)
+            if devices is None:
+                self._kept.remove()
+            else:
+                self._kept.write(words)
+
     # to kubelet -------------------------------------------------------------------------------------------------
+
+    def _options_of(self, relay: MethodHandler) -> MethodHandler:
+        """Answer from what is known: kubelet asks while it takes our registration, also when no agent serves."""
+
+        def options(request: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
+            with self._changed:
+                known = self._options if self._agent is None else b""
+            if known:
+                yield known
+                return
+            for answer in relay(request, is_awaited):
+                with self._changed:
+                    is_new, self._options = answer != self._options, answer
+                if is_new:
+                    self._keep()
+                yield answer
+
+        return options
 
     def _relay(self, path: str) -> MethodHandler:
         def hand_on(request: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
@@ -180,12 +216,16 @@ class FrontPlace:
         """Check kubelet's socket and ours once, register if due, and return when to check again."""
         now = time.monotonic()
         kubelet = identity(self._kubelet)
+        is_given_up = False
         with self._changed:
             if self._list is not None and self._agent is None and now - self._gone_at > self._patience.hold:
                 _log.error("no agent for %.0f s: kubelet gets no list any more", self._patience.hold)
                 self._list = self._registered = None
                 self._changed.notify_all()
+                is_given_up = True
             has_list, has_agent, watches = self._list is not None, self._agent is not None, self._watches
+        if is_given_up:
+            self._keep()
         if kubelet != self._seen:
             self._not_before = now
             if kubelet is not None and not has_agent:
@@ -257,15 +297,18 @@ class FrontPlace:
                     before, self._agent = self._agent, agent
                     self._registration, self._list = registration, first
                     self._changed.notify_all()
+                self._keep()
                 if before is not None:
                     before.close()
                 _log.info("an agent serves")
                 break
             for each in lists:
                 with self._changed:
-                    if self._agent is agent:
-                        self._list = each
-                        self._changed.notify_all()
+                    if self._agent is not agent:
+                        continue
+                    self._list = each
+                    self._changed.notify_all()
+                self._keep()
         except (ConnectionLostError, CallError) as error:
             _log.warning("the agent's lists ended: %s", error)
         self._lose(agent)

@@ -1,0 +1,77 @@
+"""The words that a front leaves to the one that takes its place: a file in the folder that both share."""
+
+import contextlib
+import logging
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_log = logging.getLogger(__name__)
+_HEADER: Final = struct.Struct(">4sLLL")  # (_MAGIC, length of each of the three)
+_MAGIC: Final = b"gsf1"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWords:
+    """What kubelet is told while no agent serves, as bytes that passed by.
+
+    Attributes:
+        registration: the agent's RegisterRequest.
+        devices: its latest ListAndWatchResponse.
+        options: its DevicePluginOptions; empty until kubelet has asked for them.
+    """
+
+    registration: bytes
+    devices: bytes
+    options: bytes = b""
+
+
+class KeptFile:
+    """The file, replaced as a whole. Any thread may use it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+
+    def read(self) -> KeptWords | None:
+        """Return what the front before left; None if it left nothing, or nothing whole."""
+        try:
+            content = self._path.read_bytes()
+        except OSError:
+            return None
+        if len(content) < _HEADER.size:
+            return None
+        magic, *lengths = _HEADER.unpack_from(content)
+        if magic != _MAGIC or len(content) != _HEADER.size + sum(lengths):
+            return None
+        parts, start = [], _HEADER.size
+        for length in lengths:
+            parts.append(content[start : start + length])
+            start += length
+        return KeptWords(*parts)
+
+    def write(self, words: KeptWords) -> None:
+        """Replace what is kept; where that fails, keep nothing, as an old list could offer what is gone."""
+        parts = (words.registration, words.devices, words.options)
+        content = _HEADER.pack(_MAGIC, *map(len, parts)) + b"".join(parts)
+        new = self._path.with_suffix(".new")
+        with self._lock:
+            try:
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                new.replace(self._path)
+            except OSError as error:
+                _log.warning("a front that takes over would know no list: %s", error.strerror or error)
+                self._unlink()
+
+    def remove(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
