@@ -84,6 +84,7 @@ class Played:
     Attributes:
         witnessed: what gpushare said meanwhile; None: under no policy of ours.
         faults: what became of each that was injected.
+        refusals: what the scheduler said of jobs that waited.
         unfinished: where the jobs were that had not ended by the deadline, by number.
     """
 
@@ -92,6 +93,7 @@ class Played:
     seconds: float
     witnessed: Witnessed | None = None
     faults: Sequence[Mapping[str, Any]] = ()
+    refusals: Sequence[Mapping[str, Any]] = ()
     unfinished: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -346,6 +348,8 @@ class Driver:
             self.say("; ".join(f"job {number}: {words}" for number, words in sorted(played.unfinished.items())))
         if played.witnessed is not None:
             self._keep_witnessed(name, orders, played.witnessed)
+        for line in played.refusals:
+            self.records.add("refusal", run=name, **line)
         for line in played.faults:
             self.records.add("fault", run=name, **line)
         self.records.add(
@@ -405,7 +409,8 @@ class Driver:
             unfinished = self.launcher.unfinished() if len(done) < len(orders) else {}
             witnessed, watch = watch.stop() if watch is not None else None, None
             faults = self.launcher.faults()
-            return Played(done, self.launcher.signatures(), seconds, witnessed, faults, unfinished)
+            refusals = self.launcher.refusals()
+            return Played(done, self.launcher.signatures(), seconds, witnessed, faults, refusals, unfinished)
         finally:
             if watch is not None:
                 watch.stop()

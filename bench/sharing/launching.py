@@ -87,6 +87,10 @@ class Launcher(Protocol):
         """Return where the jobs are that have come and not ended, one sentence each, by number."""
         ...
 
+    def refusals(self) -> Sequence[Mapping[str, Any]]:
+        """Return why jobs of the run waited, as the scheduler told it, in the form of their records."""
+        ...
+
     def faults(self) -> Sequence[Mapping[str, Any]]:
         """Return what became of the policy's faults so far, as it goes into their records."""
         ...

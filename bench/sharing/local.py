@@ -211,6 +211,10 @@ class LocalLauncher:
         waiting = {order.job.number: "waits" for order in self._waiting}
         return waiting | {order.job.number: "runs" for order, _, _ in self._running.values()}
 
+    def refusals(self) -> Sequence[Mapping[str, Any]]:
+        """Return none: there is no scheduler."""
+        return ()
+
     def faults(self) -> Sequence[Mapping[str, Any]]:
         """Return none: faults need pods (command.py refuses them here)."""
         return ()

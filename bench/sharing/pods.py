@@ -56,6 +56,7 @@ _TRIES = 3
 _PAUSE_SECONDS = 1.0
 _LOOK_PATIENCE_SECONDS = 5.0
 _AGENT = "app.kubernetes.io/component=agent"
+_MESSAGE = 600  # characters of an event's
 
 
 class KubectlError(RuntimeError):
@@ -217,6 +218,7 @@ class PodLauncher:
         self._restarts: dict[str, int] = {}
         self._first_started: dict[str, float] = {}
         self._programs: set[str] = set()
+        self._numbers: dict[str, int] = {}
         self._began_wall = 0.0
         self._next_look = 0.0
         self._well_at = 0.0
@@ -231,6 +233,7 @@ class PodLauncher:
         """Offer what the policy's pods ask for, and start its daemon."""
         self._policy, self._live, self._restarts, self._first_started = policy, {}, {}, {}
         self._programs = {order.job.program for order in orders}
+        self._numbers = {order.job.name: order.job.number for order in orders}
         remove_pods()
         self._well_at = time.monotonic()
         self._turn = (f"{NODE_PATH}/turn-{time.time_ns()}", len(orders)) if policy.takes_turns else None
@@ -351,6 +354,34 @@ class PodLauncher:
         """Return the witness of decisions and inference under gpushare."""
         return PodWitness(self._place, self._began_wall) if self._policy.is_ours else None
 
+    def refusals(self) -> Sequence[Mapping[str, Any]]:
+        """Return kube-scheduler's events about the run's jobs, oldest first; none where they cannot be read.
+
+        `at` and `until` are seconds since the run began; an event that is repeated is one, with `times`.
+        """
+        try:
+            found = json.loads(kubectl(*_asked_events("FailedScheduling"), seconds=_LOOK_PATIENCE_SECONDS))[
+                "items"
+            ]
+        except KubectlError:
+            return ()
+        lines = []
+        for event in found:
+            number, first = self._numbers.get(event["involvedObject"]["name"]), _first_moment(event)
+            if number is None or first < self._began_wall:  # of a run before, whose jobs had the same names
+                continue
+            series = event.get("series") or {}
+            lines.append(
+                {
+                    "number": number,
+                    "at": round(first - self._began_wall, 1),
+                    "until": round(_moment(event) - self._began_wall, 1),
+                    "times": int(series.get("count") or event.get("count") or 1),
+                    "message": str(event.get("message", ""))[:_MESSAGE],
+                }
+            )
+        return sorted(lines, key=lambda line: (line["at"], line["number"]))
+
     def faults(self) -> Sequence[Mapping[str, Any]]:
         """Return what became of each fault; one that is not over counts as it stands."""
         if self._injector is None:
@@ -378,8 +409,7 @@ class PodLauncher:
 
     def _hands(self, witness: PodWitness) -> Hands:
         def told() -> dict[str, float]:
-            asked = ("-n", NAMESPACE, "get", "events", f"--field-selector=reason={TOLD}", "-o", "json")
-            events = json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]
+            events = json.loads(kubectl(*_asked_events(TOLD), seconds=_LOOK_PATIENCE_SECONDS))["items"]
             return {event["involvedObject"]["uid"]: _moment(event) - self._began_wall for event in events}
 
         return Hands(
@@ -481,7 +511,21 @@ def gauge_of(text: str) -> Gauge:
     return Gauge(float(faults.group(1)), bool(serves and active), at_work)
 
 
+def _asked_events(reason: str) -> tuple[str, ...]:
+    return ("-n", NAMESPACE, "get", "events", f"--field-selector=reason={reason}", "-o", "json")
+
+
+def _moments(event: Json) -> list[float]:
+    told = [event.get("eventTime"), event.get("firstTimestamp"), event.get("lastTimestamp")]
+    told += [event["metadata"].get("creationTimestamp"), (event.get("series") or {}).get("lastObservedTime")]
+    return [datetime.fromisoformat(each).timestamp() for each in told if each]
+
+
 def _moment(event: Json) -> float:
     """Return the last time of an event, seconds since 1970."""
-    told = [event.get("eventTime"), event.get("lastTimestamp"), event["metadata"].get("creationTimestamp")]
-    return max(datetime.fromisoformat(each).timestamp() for each in told if each)
+    return max(_moments(event))
+
+
+def _first_moment(event: Json) -> float:
+    """Return the first time of an event, seconds since 1970."""
+    return min(_moments(event))

@@ -9,6 +9,7 @@
 | signature | what the node agent published of a program alone, for our own policy |
 | run | one policy in one repetition: seconds, energy; `state` is complete, cut or failed |
 | job | one job of a run: when it came, started and ended, and its progress log |
+| refusal | of a run of pods: what kube-scheduler said of a job that waited, when first and last, how often |
 | fault | of such a run with faults: who was on the server, fell, was told, and when the GPU served again |
 | watch | of a run under gpushare: how often the agent was looked at, and how often in vain |
 | placed | of such a run: jobs placed or at work together from then on, caps, and what the model predicts of them |

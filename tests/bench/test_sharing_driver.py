@@ -103,6 +103,9 @@ class QueuedGpu:
     def learn(self, signatures: Mapping[str, Any]) -> None:
         self.known |= signatures
 
+    def refusals(self) -> Sequence[Mapping[str, Any]]:
+        return [{"number": 1, "at": 2.0, "message": "no GPU fits"}] if self._policy is OURS else []
+
     def faults(self) -> Sequence[Mapping[str, Any]]:
         return [{"fault": "fault-0", "at": None, "error": "never came"}] * self._policy.faults
 

@@ -55,8 +55,8 @@ async def test_kubelet_sees_nothing_of_a_killed_agent(front: FrontProcess, kubel
         assert shares(await read(stream)) == {GPU_B: 100}
         front.do("sick", is_so=False)
         assert shares(await read(stream)) == BOTH
-    assert kubelet.registered.empty()
-    assert await front.end() == 0
+        assert kubelet.registered.empty()
+        assert await front.end() == 0
     assert not (kubelet.plugins / "gpushare.sock").exists()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.front.conftest import SOON, FrontProcess, allocation, shares, until
 
 from gpushare.front.kept import KeptFile, KeptWords
 from gpushare_deviceplugin import api_pb2
+from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 
 BOTH = {GPU_A: 100, GPU_B: 100}
 WAITS = "another front is at work"
@@ -36,13 +38,15 @@ async def waiting(front: FrontProcess, times: int) -> None:
     await until(lambda: front.log.read_text().count(WAITS) == times, "no front that waits")
 
 
-async def asked_as_by_kubelet(front: FrontProcess) -> None:
-    """What kubelet asks for while it takes a registration, and then."""
+@asynccontextmanager
+async def watched(front: FrontProcess) -> AsyncIterator[DevicePluginStub]:
+    """What kubelet asks for while it takes a registration, and the watch that it then keeps open."""
     async with front.plugin() as plugin:
         options = await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=SOON)
         assert (options.pre_start_required, options.get_preferred_allocation_available) == (True, True)
         stream = plugin.ListAndWatch(api_pb2.Empty())
         assert shares(await asyncio.wait_for(stream.read(), SOON)) == BOTH
+        yield plugin
 
 
 @pytest.mark.slow
@@ -52,32 +56,31 @@ async def test_the_next_front_registers_before_there_is_another_agent(
 ) -> None:
     await front.start()
     request = await registered(kubelet)
-    await asked_as_by_kubelet(front)
-    first = front.agent_pid
-    await standby.start()
-    await waiting(front, 1)
-    assert front.agent_pid == first  # who waits starts no agent
-    front.do("fail")  # no agent comes up from now on
-    await front.end(number)
-    again = await registered(kubelet)
+    async with watched(front):
+        first = front.agent_pid
+        await standby.start()
+        await waiting(front, 1)
+        assert front.agent_pid == first  # who waits starts no agent
+        front.do("fail")  # no agent comes up from now on
+        await front.end(number)
+        again = await registered(kubelet)
     assert again == request
-    await asked_as_by_kubelet(standby)
-    async with standby.plugin() as plugin:
+    async with watched(standby) as plugin:
         asking = asyncio.ensure_future(plugin.Allocate(allocation(GPU_B), timeout=SOON))
         await asyncio.sleep(0.3)
         assert not asking.done()
         front.do("fail", is_so=False)
         answer = await asking
         assert GPU_B in answer.container_responses[0].mounts[0].host_path
-    second = front.agent_pid
-    assert second != first
-    # The container of the first one starts again, as the one that waits, and takes over in its turn.
-    await front.start()
-    await waiting(front, 2)
-    await standby.end(signal.SIGKILL)
-    await registered(kubelet)
-    await asked_as_by_kubelet(front)
-    await front.next_agent(second)
+        second = front.agent_pid
+        assert second != first
+        # The container of the first one starts again, as the one that waits, and takes over in its turn.
+        await front.start()
+        await waiting(front, 2)
+        await standby.end(signal.SIGKILL)
+        await registered(kubelet)
+    async with watched(front):
+        await front.next_agent(second)
 
 
 @pytest.mark.slow
@@ -86,13 +89,26 @@ async def test_a_front_that_waits_ends_at_once_and_disturbs_nobody(
 ) -> None:
     await front.start()
     await registered(kubelet)
-    for times, (number, status) in enumerate([(signal.SIGTERM, 0), (signal.SIGKILL, -9)], 1):
-        await standby.start()
-        await waiting(front, times)
-        assert await standby.end(number) == status
-    await asked_as_by_kubelet(front)
-    assert kubelet.registered.empty()
-    assert await front.end() == 0
+    async with watched(front):
+        for times, (number, status) in enumerate([(signal.SIGTERM, 0), (signal.SIGKILL, -9)], 1):
+            await standby.start()
+            await waiting(front, times)
+            assert await standby.end(number) == status
+        assert kubelet.registered.empty()
+        assert await front.end() == 0
+
+
+@pytest.mark.slow
+async def test_a_kubelet_that_closes_its_watch_gets_the_plugin_again(
+    front: FrontProcess, kubelet: FakeKubelet
+) -> None:
+    """It does so when it handles the end of the connection before too late, and has no devices then."""
+    await front.start()
+    await registered(kubelet)
+    for _ in range(3):
+        async with watched(front):
+            assert kubelet.registered.empty()
+        await registered(kubelet)
 
 
 words = st.builds(KeptWords, *[st.binary(max_size=200)] * 3)

@@ -33,9 +33,6 @@ AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
 DIRECTORY_VARIABLE: Final = "GPUSHARE_PLUGINS_DIRECTORY"
 BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
 GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long did not fail at its start
-# From the end of the front before until we register. At the end of a plugin's connection kubelet marks the devices of
-# its resource unhealthy, also those of a plugin that has registered since.
-TAKE_OVER_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 30.0  # interval of checks of our children, although the kernel reports their end
 _STACK_BYTES: Final = 256 * 1024  # stack of a thread; small, so that no page of it is huge
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -118,7 +115,6 @@ def wait_for_place(own: Path) -> int:
         _log.info("another front is at work; this one takes over when it ends")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _log.warning("the front at work has ended: this one takes over")
-        time.sleep(TAKE_OVER_SECONDS)
     return descriptor
 
 

@@ -34,6 +34,7 @@ ATTEMPTS: Final = 2  # a call that ended two agents is not passed to a third
 LOOK_SECONDS: Final = 1.0
 QUICK_SECONDS: Final = 0.02  # while kubelet is away: pods bound before we have registered are rejected for good
 REGISTER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
+SHORT_WATCH_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class FrontPlace:
         self._registered: tuple[int, int] | None = None  # identity of the kubelet that we are registered with
         self._unwatched_since = time.monotonic()
         self._watches = 0
-        self._failures = 0
+        self._short_watches = self._failures = 0
         self._why_not = "kubelet has no socket"
         self._not_before = time.monotonic()
         self._seen: tuple[int, int] | None = None
@@ -195,6 +196,7 @@ class FrontPlace:
 
     def _watch(self, _: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
         sent: bytes | None = None
+        began = time.monotonic()
         with self._changed:
             self._watches += 1
         try:
@@ -210,7 +212,24 @@ class FrontPlace:
         finally:
             with self._changed:
                 self._watches -= 1
+                if not self._watches and self._list is not None and not self._is_stopping:
+                    self._register_again(began)
                 self._changed.notify_all()
+
+    def _register_again(self, began: float) -> None:
+        """Let the next look register: kubelet has closed its watch, and has marked our devices unhealthy by now.
+
+        It does so when it ends itself, and when it handles the end of another front's connection only after our
+        registration, since it looks up whose connection to close by the resource's name (`runClient` of
+        kubelet/cm/devicemanager/plugin/v1beta1/server.go, Kubernetes 1.35).
+
+        Args:
+            began: when that watch began.
+        """
+        now = time.monotonic()
+        self._short_watches = self._short_watches + 1 if now - began < SHORT_WATCH_SECONDS else 0
+        self._registered = None
+        self._not_before = now + (REGISTER_BACKOFF.seconds(self._short_watches) if self._short_watches else 0.0)
 
     def look(self) -> float:
         """Check kubelet's socket and ours once, register if due, and return when to check again."""
