@@ -1,4 +1,4 @@
-"""Inference on a session recorded on an H200, while tenants were stopped: docs/measurements/loop-h200.md."""
+"""Inference on sessions recorded on two GPUs, while tenants were stopped: docs/measurements/loop-h200.md."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-SESSION = TESTS / "data" / "loop" / "h200-loop.json"
+SESSIONS = ("h200-loop.json", "h100-loop.json")
 BAR = 0.05  # mean absolute error of each job's progress
 
 
-@pytest.fixture(scope="module")
-def session() -> Any:
-    return json.loads(SESSION.read_text())
+@pytest.fixture(scope="module", params=SESSIONS)
+def session(request: pytest.FixtureRequest) -> Any:
+    return json.loads((TESTS / "data" / "loop" / request.param).read_text())
 
 
 @pytest.fixture

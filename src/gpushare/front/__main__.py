@@ -33,6 +33,8 @@ AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
 DIRECTORY_VARIABLE: Final = "GPUSHARE_PLUGINS_DIRECTORY"
 BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
 GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long did not fail at its start
+# An agent's start takes a core for half a second, and kubelet rejects pods until we have registered.
+AGENT_WAITS_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 30.0  # interval of checks of our children, although the kernel reports their end
 _STACK_BYTES: Final = 256 * 1024  # stack of a thread; small, so that no page of it is huge
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -135,6 +137,7 @@ def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
     place = FrontPlace(plugins, own, lambda: agent.send(signal.SIGKILL))
     place.open()
     threading.Thread(target=place.run, name="place", daemon=True).start()
+    place.wait_until_registered(AGENT_WAITS_SECONDS)
     try:
         return _supervise(agent, place)
     finally:

@@ -113,6 +113,11 @@ class FrontPlace:
         with self._changed:
             return self._list is not None
 
+    def wait_until_registered(self, seconds: float) -> None:
+        """Wait until kubelet has a list that a front before us kept, for so long at most; not without one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._list is None or self._registered is not None, seconds)
+
     def run(self) -> None:
         """Maintain the registration until `stop`."""
         while not self._is_stopping:
