@@ -289,6 +289,7 @@ class Loop:
         self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: set[str]
     ) -> WatchedTenant:
         terms = self._terms(pod)
+        gpu = self._state.gpus.get(uuid)
         return WatchedTenant(
             uid=pod.uid,
             job_class=terms.job_class,
@@ -300,6 +301,7 @@ class Loop:
             can_throttle=terms.is_certain and pod.uid not in refused and len(self._state.gpus_of(pod)) == 1,
             alone=1.0 if measured.alone_ratio is None else measured.alone_ratio,
             slo=self._slos.sign(pod.uid) if self._slos is not None else None,
+            is_light=gpu is not None and self._signatures.is_light(pod, gpu.model),
         )
 
     def _promise(self, uuid: str, pod: ManagedPod, share_percent: int) -> float:

@@ -39,7 +39,7 @@ from gpushare_deviceplugin.loop import (
     SETTLED_SECONDS,
     Loop,
 )
-from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.measuring import Measurer, TenantMeasure
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
@@ -465,3 +465,12 @@ def test_of_two_gpushares_that_have_a_pod_the_first_by_name_counts_and_its_annot
     assert node.terms(pod) == Terms(JobClass.LATENCY, 1.1), "another namespace has no say"
     annotated = make_pod("bad", **{"gpushare.io/class": "throughput"})
     assert node.terms(annotated).job_class is JobClass.THROUGHPUT
+
+
+def test_the_loop_is_told_who_hardly_uses_the_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.signatures, "is_light", lambda pod, model: (pod.name, model) == ("bad", H200))
+    told = {
+        pod.name: node.loop._watched(GPU_A, pod, share, TenantMeasure(), set()).is_light
+        for pod, share in tenants_of(node.state, GPU_A)
+    }
+    assert told == {"victim": False, "bad": True}

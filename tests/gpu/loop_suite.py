@@ -126,7 +126,7 @@ class Stage:
             bench.gpu.uuid,
             uid=job.uid,
             threads=role.cap,
-            memory_mib=24_000,
+            memory_mib=18_000,  # four of them fit on 80 GB
             share=role.share,
             node="bench",
             CLASS=role.job_class.value,

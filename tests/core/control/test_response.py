@@ -38,6 +38,38 @@ def test_what_is_known_of_those_who_stay_is_kept():
     assert wider.beside([]).running({}) == pytest.approx(response.running({"b": 0.0}))
 
 
+def test_a_light_neighbour_is_expected_to_cost_nothing_and_may_still_prove_otherwise():
+    response = Response.unseen(1.0).beside(["heavy", "light"])
+    for _ in range(10):
+        response = response.after({"heavy": 1.0, "light": 1.0}, 0.7, 0.05)
+    assert (
+        response.effect("light") + response.effect_error("light") > 0.2
+    )  # shared evenly, as nothing tells them apart
+    told = response.beside(response.neighbours, {"light"})
+    assert told.effect("light") + told.effect_error("light") < 0.06
+    both = {"heavy": 1.0, "light": 1.0}
+    assert told.running(both) == pytest.approx(response.running(both), abs=0.03)
+    assert told.effect("heavy") > response.effect("heavy") + 0.05
+    assert told.beside(told.neighbours, {"light"}) is told, "it is told once"
+    assert told.after(both, 0.7, 0.05).light == {"light"}
+    for number in range(60):
+        duties = {"heavy": 1.0, "light": float(number % 2)}
+        told = told.after(duties, 0.9 - 0.3 * duties["light"], 0.03)
+    assert told.effect("light") > 0.2
+
+
+def test_a_neighbour_that_is_light_no_longer_counts_as_new():
+    response = Response.unseen(1.0).beside(["a", "b"], {"b"})
+    for _ in range(10):
+        response = response.after({"a": 1.0, "b": 1.0}, 0.6, 0.05)
+    assert response.effect_error("b") < 0.04
+    heavier = response.beside(["a", "b"])
+    assert heavier.effect_error("b") > 0.15
+    assert heavier.effect("a") == response.effect("a")
+    assert heavier.light == frozenset()
+    assert response.beside(["a"], {"b"}).light == frozenset()
+
+
 def test_a_program_that_enters_another_phase_is_followed_within_a_few_windows():
     response = Response.unseen(1.0).beside(["b"])
     for _ in range(100):

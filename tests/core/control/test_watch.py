@@ -432,3 +432,23 @@ def test_a_lasting_throttle_costs_nobody_its_place_for_a_gain_within_its_error()
     assert not any(actions.retract for actions in seen)
     _, seen = closed_loop(400, rate=0.45, least=0.15)
     assert seen[-1].retract == "b"
+
+
+@pytest.mark.parametrize(("is_light", "leaves"), [(True, "d"), (False, "e")])
+def test_a_pod_that_hardly_uses_the_gpu_is_not_asked_to_leave_for_its_neighbours(is_light, leaves):
+    """As on an H100 (docs/measurements/loop-h200.md): nothing had told its effect, so its leaving might help."""
+    state, asked = GpuWatch(), []
+    for now in range(1, 61):
+        duties = {uid: state.duties.get(uid, FREE) for uid in "bd"}
+        present = now > 15  # the newcomer
+        lost = 0.2 * duties["b"] + 0.2 * duties["d"] * present
+        tenants = [
+            tenant("a", 0.95 - lost, 0.785, JobClass.LATENCY, error=0.05),
+            tenant("b", 0.58 * duties["b"], 0.3),
+            tenant("e", None, 0.667, error=None, is_light=is_light),
+        ]
+        if present:
+            tenants.append(tenant("d", 0.6 * duties["d"], 0.29))
+        state, actions = watch(state, WatchWindow(float(now), tuple(tenants)), float(now), SETTINGS)
+        asked += [note.uid for note in actions.notes if note.reason is WatchReason.RETRACTION_ASKED]
+    assert asked[:1] == [leaves]

@@ -7,12 +7,13 @@ neighbour's progress while it runs is close to linear in the duties of the other
 
 A Kalman filter estimates the level `alone` and the effects together. At first an effect is about as likely large
 as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and each change of
-a duty shows which neighbour has which effect. Plain floats: the agent loads no numpy.
+a duty shows which neighbour has which effect. Of a neighbour that hardly uses the GPU it is known beforehand that
+it costs next to nothing. Plain floats: the agent loads no numpy.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import Final
 
@@ -21,6 +22,9 @@ from typing import Final
 _LEVEL_ERROR: Final = 0.1
 _EFFECT: Final = 0.12
 _EFFECT_ERROR: Final = 0.2
+# The same of a neighbour that uses less than 1% of the SMs; a launch of its own may still delay another's.
+_LIGHT_EFFECT: Final = 0.01
+_LIGHT_ERROR: Final = 0.03
 # Drift from one window to the next, as standard deviations.
 _LEVEL_DRIFT: Final = 0.005
 _EFFECT_DRIFT: Final = 0.003
@@ -46,6 +50,7 @@ class Response:
         covariance: of `mean`.
         windows: number of windows since its neighbours last changed.
         row: 1, then the negated duties of the neighbours in the last window; empty before the first window.
+        light: neighbours that are known to hardly use the GPU, which `mean` takes into account.
     """
 
     neighbours: tuple[str, ...]
@@ -53,6 +58,7 @@ class Response:
     covariance: _Matrix
     windows: int = 0
     row: tuple[float, ...] = ()
+    light: frozenset[str] = frozenset()
 
     @classmethod
     def unseen(cls, alone: float) -> "Response":
@@ -75,12 +81,23 @@ class Response:
         index = 1 + self.neighbours.index(neighbour)
         return math.sqrt(max(0.0, self.covariance[index][index]))
 
-    def beside(self, present: Iterable[str]) -> "Response":
-        """Return the estimate for other neighbours, keeping what is known about those that stay."""
+    def beside(self, present: Iterable[str], light: Collection[str] = ()) -> "Response":
+        """Return the estimate for other neighbours, keeping what is known about those that stay.
+
+        Args:
+            light: those that hardly use the GPU. One that no longer does so counts as new.
+        """
         wanted = tuple(present)
-        if wanted == self.neighbours:
-            return self
-        old = [0] + [1 + self.neighbours.index(uid) if uid in self.neighbours else -1 for uid in wanted]
+        found, heavier = self, self.light.difference(light)
+        if wanted != self.neighbours or heavier:
+            found = self._kept(wanted, frozenset(self.neighbours) - heavier)
+        for uid in wanted:
+            if uid in light and uid not in found.light:
+                found = found._told_light(uid)
+        return found
+
+    def _kept(self, wanted: tuple[str, ...], kept: Collection[str]) -> "Response":
+        old = [0] + [1 + self.neighbours.index(uid) if uid in kept else -1 for uid in wanted]
         mean = tuple(self.mean[index] if index >= 0 else _EFFECT for index in old)
         covariance = tuple(
             tuple(
@@ -89,7 +106,18 @@ class Response:
             )
             for row, one in enumerate(old)
         )
-        return Response(wanted, mean, covariance, 0)
+        return Response(wanted, mean, covariance, 0, light=self.light.intersection(kept, wanted))
+
+    def _told_light(self, uid: str) -> "Response":
+        """Return the estimate once a neighbour is known to be light, as after measuring its effect alone."""
+        row = [float(each == uid) for each in ("", *self.neighbours)]
+        spread = _spread(self.covariance, row)
+        expected = _dot(row, spread) + _LIGHT_ERROR**2
+        missed = _LIGHT_EFFECT - _dot(row, self.mean)
+        mean, covariance = _corrected(
+            self.mean, self.covariance, spread, [each / expected for each in spread], missed
+        )
+        return replace(self, mean=mean, covariance=covariance, light=self.light | {uid})
 
     @property
     def is_impossible(self) -> bool:
@@ -134,18 +162,24 @@ class Response:
             before = _doubted(before, self.row, row)
             spread = _spread(before, row)
         expected = _dot(row, spread) + noise
-        gain = [each / expected for each in spread]
-        mean = tuple([value + part * missed for value, part in zip(self.mean, gain, strict=True)])
-        covariance = tuple(
-            [
-                tuple([value - part * other for value, other in zip(line, spread, strict=True)])
-                for line, part in zip(before, gain, strict=True)
-            ]
-        )
-        return Response(self.neighbours, mean, covariance, self.windows + 1, tuple(row))
+        mean, covariance = _corrected(self.mean, before, spread, [each / expected for each in spread], missed)
+        return Response(self.neighbours, mean, covariance, self.windows + 1, tuple(row), self.light)
 
     def _row(self, duties: Mapping[str, float]) -> list[float]:
         return [1.0, *(-duties.get(uid, 0.0) for uid in self.neighbours)]
+
+
+def _corrected(
+    mean: tuple[float, ...], covariance: _Matrix, spread: list[float], gain: list[float], missed: float
+) -> tuple[tuple[float, ...], _Matrix]:
+    corrected = tuple([value + part * missed for value, part in zip(mean, gain, strict=True)])
+    less = tuple(
+        [
+            tuple([value - part * other for value, other in zip(line, spread, strict=True)])
+            for line, part in zip(covariance, gain, strict=True)
+        ]
+    )
+    return corrected, less
 
 
 def _doubted(covariance: _Matrix, last: tuple[float, ...], row: list[float]) -> _Matrix:

@@ -188,6 +188,7 @@ def _is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
 def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
     """Update the estimate of every tenant whose progress the window shows."""
     ran = {each.uid: state.tenants[each.uid].duty if _works(state, each) else 0.0 for each in window.tenants}
+    light = frozenset(each.uid for each in window.tenants if each.is_light)
     tenants = dict(state.tenants)
     for each in window.tenants:
         record = tenants[each.uid]
@@ -195,13 +196,14 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             unknown = record.unknown_seconds + elapsed if _works(state, each) else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
-        response = (record.response or Response.unseen(each.alone)).beside(uid for uid in ran if uid != each.uid)
+        beside = tuple(uid for uid in ran if uid != each.uid)
+        response = (record.response or Response.unseen(each.alone)).beside(beside, light)
         others = {uid: duty for uid, duty in ran.items() if uid != each.uid}
         error = each.error / record.duty
         running = min(each.progress / record.duty, 1.0 + 2 * error)  # no tenant runs faster than alone
         response = response.after(others, running, error)
         if response.is_impossible:
-            response = Response.unseen(each.alone).beside(response.neighbours).after(others, running, error)
+            response = Response.unseen(each.alone).beside(beside, light).after(others, running, error)
         tenants[each.uid] = replace(record, response=response, unknown_seconds=0.0)
     return replace(state, tenants=tenants)
 

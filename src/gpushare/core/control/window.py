@@ -23,6 +23,7 @@ class WatchedTenant:
         active: whether it works at all; False if it sleeps, has finished or has no client.
         can_throttle: whether the MPS host can freeze it.
         alone: its progress under its cap with every neighbour stopped; 1 if unknown.
+        is_light: whether it is only known to hardly use the GPU.
         slo: state of its own latency target; None if it has none, or nothing can be read.
     """
 
@@ -36,6 +37,7 @@ class WatchedTenant:
     can_throttle: bool = True
     alone: float = 1.0
     slo: SloSign | None = None
+    is_light: bool = False
 
 
 @dataclass(frozen=True, slots=True)
