@@ -1,4 +1,4 @@
-"""The words that a front leaves to the one that takes its place: a file in the folder that both share."""
+"""The messages that a front leaves to the one that takes its place: a file in the folder that both share."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ _MAGIC: Final = b"gsf1"
 
 @dataclass(frozen=True, slots=True)
 class KeptWords:
-    """What kubelet is told while no agent serves, as bytes that passed by.
+    """Messages that kubelet gets while no agent serves, as bytes that passed by.
 
     Attributes:
         registration: the agent's RegisterRequest.

@@ -93,7 +93,7 @@ class Response:
             found = self._kept(wanted, frozenset(self.neighbours) - heavier)
         for uid in wanted:
             if uid in light and uid not in found.light:
-                found = found._told_light(uid)
+                found = found.told_light(uid)
         return found
 
     def _kept(self, wanted: tuple[str, ...], kept: Collection[str]) -> "Response":
@@ -108,7 +108,7 @@ class Response:
         )
         return Response(wanted, mean, covariance, 0, light=self.light.intersection(kept, wanted))
 
-    def _told_light(self, uid: str) -> "Response":
+    def told_light(self, uid: str) -> "Response":
         """Return the estimate once a neighbour is known to be light, as after measuring its effect alone."""
         row = [float(each == uid) for each in ("", *self.neighbours)]
         spread = _spread(self.covariance, row)
