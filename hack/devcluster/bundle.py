@@ -20,7 +20,7 @@ from pathlib import Path
 
 from devcluster import backends, debian, image, pieces, tools
 from devcluster.progress import Failed, run, say, step
-from devcluster.settings import KUBERNETES_VERSION, REPOSITORY, SCHEDULER_IMAGE
+from devcluster.settings import KUBERNETES_VERSION, REPOSITORY, SCHEDULER_IMAGE, containerd_major
 
 MIB = 1 << 20
 TRANSFER_MIB = 64.0  # often the limit of one transfer: one part and the checkout
@@ -100,15 +100,16 @@ def pieces_to_move(
 
 def _cluster_pieces() -> tuple[dict[str, object], dict[str, bytes]]:
     tools.install_packages()
-    programs = {f"bin/{name}": _found(name) for name in ("etcd", "containerd", "containerd-shim-runc-v2", "ctr")}
-    programs |= {f"bin/{name}": _found(name) for name in ("runc", "openssl")}
+    own = tools.containerd()
+    programs = {f"bin/{name}": own / name if own else _found(name) for name in tools.CONTAINERD_PROGRAMS}
+    programs |= {f"bin/{name}": _found(name) for name in ("etcd", "runc", "openssl")}
     programs |= {f"cni/{name}": tools.CNI_DIRECTORY / name for name in ("bridge", "host-local", "loopback")}
     programs |= {
         f"lib/{name}": Path(LIBRARIES, name) for name in ("libseccomp.so.2", "libssl.so.3", "libcrypto.so.3")
     }
     programs |= {"bin/pause": tools.pause(), "bin/busybox": debian.busybox()}
     toolkit = tools.nvidia_toolkit()
-    return {"kubernetes": KUBERNETES_VERSION}, {
+    return {"kubernetes": KUBERNETES_VERSION, "containerd": containerd_major()}, {
         "kubernetes.tar": pieces.archive_of({"bin/kube": tools.kubernetes()}),
         "programs.tar": pieces.archive_of(programs),
         "nvidia.tar": pieces.archive_of({f"bin/{name}": toolkit / name for name in tools.NVIDIA_TOOLKIT_PROGRAMS}),

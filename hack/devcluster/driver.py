@@ -17,6 +17,7 @@ DRIVER_PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-ser
 DRIVER_LIBRARIES = ("libcuda*.so*", "libnvidia*.so*", "libnvcuvid*.so*", "libnvoptix*.so*")
 BEFORE = ".before-gpushare"
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+CDI_SPECIFICATION = Path("/var/run/cdi/nvidia.yaml")
 
 
 class Placed:
@@ -129,3 +130,12 @@ mode = "auto"
 runtimes = ["runc"]
 """,
     )
+
+
+def specify(placed: Placed, work: Path) -> None:
+    """Write the CDI specification of the machine's GPUs by UUID, as the toolkit's nvidia-cdi-refresh keeps it."""
+    work.mkdir(parents=True, exist_ok=True)
+    written = work / CDI_SPECIFICATION.name
+    command = [PROGRAMS / "nvidia-ctk", "cdi", "generate", "--device-name-strategy=uuid", f"--output={written}"]
+    run(command, timeout_seconds=60)
+    placed.copy(written, CDI_SPECIFICATION)

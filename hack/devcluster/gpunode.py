@@ -57,12 +57,14 @@ class GpuNodeCluster(LocalCluster):
     def up(self) -> None:
         if os.geteuid() != 0:
             raise Failed("the cluster needs root (it makes a bridge, mounts and cgroups): run this as root")
-        self._unpack("cluster")
+        facts = self._unpack("cluster")
         kube = self.programs / "bin" / "kube"
         cache.link("kubectl", kube)
         if not self.simulated:
             self._driver()
             driver.install_toolkit(self.placed, self.programs / "bin", self.state / "log" / "nvidia-runtime.log")
+            if facts.get("containerd") == 2:  # with a specification there, agents give GPUs by CDI (ADR 0148)
+                driver.specify(self.placed, self.state)
         for library in sorted((self.programs / "lib").glob("libseccomp.so*")):
             self.placed.copy(library, driver.LIBRARIES / library.name)
         progress.run(["ldconfig"])

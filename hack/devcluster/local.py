@@ -169,7 +169,9 @@ class LocalCluster:
         (conf / "containerd.toml").write_text(self._containerd_config())
         (self.state / "cni-conf").mkdir(exist_ok=True)
         (self.state / "cni-conf" / "10-gpushare.conflist").write_text(self._cni_config())
-        self.processes.ensure("containerd", ["containerd", "--config", conf / "containerd.toml"])
+        own = tools.containerd()
+        environment = {} if own is None else {"PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}  # its shim too
+        self.processes.ensure("containerd", ["containerd", "--config", conf / "containerd.toml"], environment)
         wait_for("containerd", self._containerd_answers, timeout_seconds=30)
         if not self.has_image(PAUSE_IMAGE):
             tar = self.state / "pause.tar"
@@ -254,7 +256,9 @@ class LocalCluster:
         return True
 
     def _ctr(self, *arguments: str) -> str:
-        command = ["ctr", "--address", str(self.containerd_socket), "--namespace", "k8s.io", *arguments]
+        own = tools.containerd()
+        ctr = "ctr" if own is None else own / "ctr"
+        command = [ctr, "--address", str(self.containerd_socket), "--namespace", "k8s.io", *arguments]
         return run(command, timeout_seconds=300)
 
     def load(self, tar: Path) -> None:

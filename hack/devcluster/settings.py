@@ -35,6 +35,11 @@ def state_dir() -> Path:
     return Path(os.environ.get("GPUSHARE_STATE", "/var/lib/gpushare-dev")).resolve()
 
 
+def containerd_major() -> int:
+    """Return which containerd the cluster runs: 1 is Debian's, 2 is built from its Go module."""
+    return 2 if os.environ.get("GPUSHARE_CONTAINERD") == "2" else 1
+
+
 def patience() -> float:
     """Return by how much limits are longer than on a GPU machine with many cores."""
     return float(os.environ.get("GPUSHARE_PATIENCE", "1"))

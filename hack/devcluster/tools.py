@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from devcluster import cache, debian, progress
-from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir
+from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir, containerd_major
 from devcluster.toolchain import fetch_go
 
 # One module for Kubernetes, CoreDNS and helm, so that shared dependencies are compiled once. CoreDNS and helm are
@@ -26,6 +26,10 @@ KIND = "sigs.k8s.io/kind@v0.33.0"
 NVIDIA_TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit/cmd"
 NVIDIA_TOOLKIT_VERSION = "v1.19.1"
 NVIDIA_TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook")
+# Kubernetes 1.36 needs containerd 2, which also gives devices by CDI without a setting; Debian 12 has 1.6.
+CONTAINERD_2 = "github.com/containerd/containerd/v2"
+CONTAINERD_2_VERSION = "v2.2.9"
+CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 MINIMUM_GO = (1, 21)  # the first version that fetches the toolchain a go.mod asks for
 
 # Programs that must be on the path, and the Debian package of each.
@@ -183,6 +187,25 @@ def built_clients() -> Path | None:
 
 def kwok() -> Path:
     return _install("kwok", KWOK, "kwok (first time only; about a minute on 2 cores)")
+
+
+def containerd_2() -> Path:
+    """Return the directory with containerd 2, its shim and ctr."""
+
+    def build(into: Path) -> None:
+        modules = [f"{CONTAINERD_2}/cmd/{name}@{CONTAINERD_2_VERSION}" for name in CONTAINERD_PROGRAMS]
+        flags = f"-ldflags=-s -w -X {CONTAINERD_2}/version.Version={CONTAINERD_2_VERSION}"
+        env = {**_go_env(), "GOBIN": str(into)}
+        with progress.step("building containerd 2 (first time only; several minutes on 2 cores)"):
+            command = [_go(), "install", "-trimpath", flags, *modules]
+            progress.run(command, cwd=Path("/"), env=env, timeout_seconds=3600)
+
+    return cache.cached("containerd-2", cache.key_of(CONTAINERD_2, CONTAINERD_2_VERSION), build)
+
+
+def containerd() -> Path | None:
+    """Return the directory with the chosen containerd's programs; None for those on the path."""
+    return containerd_2() if containerd_major() == 2 else None
 
 
 def nvidia_toolkit() -> Path:
