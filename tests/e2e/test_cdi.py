@@ -39,7 +39,7 @@ def by_cdi(cluster: Cluster) -> Iterator[list[str]]:
 
 
 def environment(space: Namespace, name: str) -> dict[str, str]:
-    (pid, *_) = processes_of(space.get(name)["metadata"]["uid"], saying="twin.tenant")
+    (pid, *_) = processes_of(space.get(name)["metadata"]["uid"], saying="twin.mps.tenant")
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
@@ -49,10 +49,10 @@ def test_a_pod_gets_the_gpu_of_its_decision_by_cdi(space: Namespace, by_cdi: lis
     space.create(space.tenant("one", "0.3"), space.tenant("two", "0.3"))
     space.running("one", "two")
     for name in ("one", "two"):
+        assert space.connected(name), "through the gate as ever"
         found = environment(space, name)
         assert found[VARIABLE] == decided(space.get(name))[0]
         assert found["NVIDIA_VISIBLE_DEVICES"] == "void", "the toolkit is to give nothing besides"
-        assert space.connected(name), "through the gate as ever"
 
 
 def test_a_gpu_that_nothing_specifies_is_said_and_given_once_it_is(space: Namespace, by_cdi: list[str]) -> None:
@@ -66,4 +66,5 @@ def test_a_gpu_that_nothing_specifies_is_said_and_given_once_it_is(space: Namesp
     wait_for("containerd's words", told, seconds=90)
     specify(*by_cdi)
     space.running("early", seconds=120)
+    assert space.connected("early")
     assert environment(space, "early")[VARIABLE] == decided(space.get("early"))[0]

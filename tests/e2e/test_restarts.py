@@ -36,11 +36,13 @@ class Tenants:
 
     def _identity(self, name: str) -> dict[str, object]:
         pod = self.space.get(name)
+        pids = processes_of(pod["metadata"]["uid"], saying="twin.mps.tenant")
+        assert pids, f"{name} has no process"
         return {
             "uid": pod["metadata"]["uid"],
             "container": pod["status"]["containerStatuses"][0]["containerID"],
             "restarts": pod["status"]["containerStatuses"][0]["restartCount"],
-            "pids": processes_of(pod["metadata"]["uid"], saying="twin.tenant"),
+            "pids": pids,
             "decision": decided(pod),
             "connected": self.space.connected(name),
         }

@@ -36,7 +36,8 @@ def test_an_upgrade_with_a_changed_value_leaves_tenants_untouched(
     space.running("runs")
     space.connected("runs")
     uid = space.get("runs")["metadata"]["uid"]
-    pids = processes_of(uid, saying="twin.tenant")
+    pids = processes_of(uid, saying="twin.mps.tenant")
+    assert pids
     status = space.get("runs")["status"]["containerStatuses"]
     agents, hosts = [[pod["metadata"]["uid"] for pod in part(name)] for name in ("agent", "mps")]
     certificate = secret(cluster)
@@ -49,7 +50,7 @@ def test_an_upgrade_with_a_changed_value_leaves_tenants_untouched(
         wait_for("a new agent", rolled, seconds=90)
         assert [pod["metadata"]["uid"] for pod in part("mps")] == hosts  # OnDelete: its end would end the tenants
         assert secret(cluster) == certificate  # kept, so that no call in flight fails
-        assert processes_of(uid, saying="twin.tenant") == pids
+        assert processes_of(uid, saying="twin.mps.tenant") == pids
         now = space.get("runs")["status"]["containerStatuses"]
         assert [(one["containerID"], one["restartCount"]) for one in now] == [
             (one["containerID"], one["restartCount"]) for one in status

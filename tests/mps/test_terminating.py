@@ -86,7 +86,9 @@ def test_a_client_is_asked_while_it_is_held_and_killed_then(clients):
     assert steps == [EndingStep.STOPPED, EndingStep.DRAINS, EndingStep.KILLED, EndingStep.GONE], (
         "10 min were not over"
     )
-    assert [(pid, state) for pid, _, state in seen] == [(client.pid, "S")], "CUDA's thread waits as ever"
+    (asked,) = seen
+    assert asked[0] == client.pid
+    assert asked[2] in {"S", "R"}, "CUDA's thread is not held: it waits, or runs again for a moment as it does"
     assert seen[0][1] in {int(path.name) for path in Path("/proc/self/task").iterdir()}, "and we trace it"
 
 
