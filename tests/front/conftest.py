@@ -34,6 +34,11 @@ async def until(true: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
+async def registered(kubelet: FakeKubelet) -> Any:
+    """The next registration that kubelet takes."""
+    return await asyncio.wait_for(kubelet.registered.get(), SOON)
+
+
 def shares(listing: Any) -> dict[str, int]:
     """How many healthy ids each GPU of a list has."""
     return shares_by_gpu(device.ID for device in listing.devices if device.health == "Healthy")
@@ -108,10 +113,23 @@ class FrontProcess:
             yield DevicePluginStub(channel)
 
 
-@pytest.fixture
-async def front(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[FrontProcess]:
-    made = FrontProcess(short_path, kubelet)
+@asynccontextmanager
+async def ended_at_last(made: FrontProcess) -> AsyncIterator[FrontProcess]:
+    """Kill it in the end, if it still runs."""
     yield made
     if made.process is not None and made.process.returncode is None:
         await made.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def front(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[FrontProcess]:
+    async with ended_at_last(FrontProcess(short_path, kubelet)) as made:
+        yield made
     print(made.log.read_text())
+
+
+@pytest.fixture
+async def standby(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[FrontProcess]:
+    """Another one in the same folder."""
+    async with ended_at_last(FrontProcess(short_path, kubelet)) as made:
+        yield made

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet
-from tests.front.conftest import SOON, FrontProcess, allocation, shares, until
+from tests.front.conftest import SOON, FrontProcess, allocation, registered, shares, until
 
 from gpushare.front import place, rpc
 from gpushare.front.__main__ import own_directory
@@ -22,10 +22,6 @@ from gpushare_deviceplugin import api_pb2, registration
 from gpushare_deviceplugin.allocation import device_ids
 
 BOTH = {GPU_A: 100, GPU_B: 100}
-
-
-async def registered(kubelet: FakeKubelet) -> Any:
-    return await asyncio.wait_for(kubelet.registered.get(), SOON)
 
 
 async def read(stream: Any) -> Any:

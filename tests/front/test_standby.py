@@ -6,13 +6,12 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet
-from tests.front.conftest import SOON, FrontProcess, allocation, shares, until
+from tests.front.conftest import SOON, FrontProcess, allocation, registered, shares, until
 
 from gpushare.front.kept import KeptFile, KeptWords
 from gpushare_deviceplugin import api_pb2
@@ -20,18 +19,6 @@ from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 
 BOTH = {GPU_A: 100, GPU_B: 100}
 WAITS = "another front is at work"
-
-
-@pytest.fixture
-async def standby(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[FrontProcess]:
-    made = FrontProcess(short_path, kubelet)
-    yield made
-    if made.process is not None and made.process.returncode is None:
-        await made.end(signal.SIGKILL)
-
-
-async def registered(kubelet: FakeKubelet) -> Any:
-    return await asyncio.wait_for(kubelet.registered.get(), SOON)
 
 
 async def waiting(front: FrontProcess, times: int) -> None:

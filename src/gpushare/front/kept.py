@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,10 +29,10 @@ class KeptWords:
 
 
 class KeptFile:
-    """The file, replaced as a whole. Any thread may use it."""
+    """The file, replaced as a whole; one thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._path = path
 
     def read(self) -> KeptWords | None:
         """Return what the front before left; None if it left nothing, or nothing whole."""
@@ -57,21 +56,16 @@ class KeptFile:
         parts = (words.registration, words.devices, words.options)
         content = _HEADER.pack(_MAGIC, *map(len, parts)) + b"".join(parts)
         new = self._path.with_suffix(".new")
-        with self._lock:
-            try:
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                new.replace(self._path)
-            except OSError as error:
-                _log.warning("a front that takes over would know no list: %s", error.strerror or error)
-                self._unlink()
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            new.replace(self._path)
+        except OSError as error:
+            _log.warning("a front that takes over would know no list: %s", error.strerror or error)
+            self.remove()
 
     def remove(self) -> None:
         """Keep nothing."""
-        with self._lock:
-            self._unlink()
-
-    def _unlink(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
