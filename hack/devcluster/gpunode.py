@@ -64,7 +64,10 @@ class GpuNodeCluster(LocalCluster):
             self._driver()
             driver.install_toolkit(self.placed, self.programs / "bin", self.state / "log" / "nvidia-runtime.log")
             if facts.get("containerd") == 2:  # with a specification there, agents give GPUs by CDI (ADR 0148)
-                driver.specify(self.placed, self.state)
+                try:
+                    driver.specify(self.placed, self.state)
+                except Failed as error:  # the runtime class gives the GPU then
+                    say(f"no CDI specification, tenants get their GPU by the runtime class: {error}")
         for library in sorted((self.programs / "lib").glob("libseccomp.so*")):
             self.placed.copy(library, driver.LIBRARIES / library.name)
         progress.run(["ldconfig"])
