@@ -39,6 +39,7 @@ LIMITS = {
 }
 STEPS: tuple[Callable[[ChartBench], Details], ...] = (
     checks.found,
+    checks.given,
     checks.greedy,
     checks.first_kernel,
     checks.ten_at_once,
