@@ -50,11 +50,16 @@ _WARNINGS: Final = frozenset({"Isolated", "Retracted", "PromiseBroken", "SloMiss
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The last status that this process wrote: a watch may still deliver an older one."""
+    """The last status that this process wrote, and what the API server made of it.
+
+    An API server with an older CRD drops what that does not know; this process goes on by what it wrote. A status
+    that is neither was written by somebody else, by a restore or a benchmark, and counts instead.
+    """
 
     at: float
     uid: str
     status: GpuShareStatus
+    answered: GpuShareStatus
 
 
 class ShareReconciler:
@@ -232,7 +237,8 @@ class ShareReconciler:
             self._written.pop(key, None)
             return
         written = self._written.get(key)
-        before = written.status if written is not None and written.uid == share.uid else share.status
+        is_ours = written is not None and written.uid == share.uid and written.answered == share.status
+        before = written.status if written is not None and is_ours else share.status
         moment = self._now()
         now = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
         profiling, ends = profiling_of(self.world, key, self._settings, moment.timestamp())
@@ -268,9 +274,10 @@ class ShareReconciler:
         except NotFound:
             self._gone(share)
             return
-        self._written[key] = _Written(self._clock(), share.uid, status)
         self._metrics.status_writes.inc()
         self._dropped.look(body["status"], changed.get("status") or {})
         self._learn(share, changed)
+        known = self.world.shares.get(key)
+        self._written[key] = _Written(self._clock(), share.uid, status, status if known is None else known.status)
         for reason, note in control.transitions(before, status):
             await self._announcements.add(changed, reason, note, warning=reason in _WARNINGS)

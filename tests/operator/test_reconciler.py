@@ -18,6 +18,7 @@ from gpushare.core.api import (
     WorkloadPhase,
     WorkloadSignature,
     names,
+    to_json,
 )
 from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
@@ -206,6 +207,21 @@ async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_befor
     assert bench.share().status.profile == kept
 
 
+async def test_a_profile_that_somebody_else_wrote_is_kept(bench: Bench) -> None:
+    bench.pod(placed=True)
+    await bench.settle()
+    assert bench.share().status.profile is None
+    restored = WorkloadSignature("NVIDIA H200", {"sm_util": 0.6, "fp32_util": 0.5, "dram_bw_util": 0.1})
+    body = {"status": {"profile": to_json(restored)}}
+    written = await bench.api.patch(GPUSHARES, "pod-p", body, namespace="shop", subresource="status")
+    bench.reconciler.intake.share(written)
+    await bench.settle(FIGURES_SECONDS)
+    kept = bench.share().status.profile
+    assert kept is not None
+    assert kept.counters == restored.counters
+    assert kept.gpu_model == "NVIDIA H200"
+
+
 async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,11 +242,11 @@ async def test_an_older_object_from_the_watch_tells_no_event_twice(bench: Bench)
     bench.api.objects["gpushares", "pod-p"] = {
         "metadata": {"name": "pod-p", "namespace": "shop", "uid": "u", "ownerReferences": [{"uid": "uid-p"}]}
     }
-    stale = GpuShare.from_object(bench.api.objects["gpushares", "pod-p"])
-    bench.world.put_share(stale)
+    stale = bench.api.objects["gpushares", "pod-p"]
+    bench.reconciler.intake.share(stale)
     await bench.settle()
     before = bench.share().status
-    bench.world.put_share(stale)
+    bench.reconciler.intake.share(stale)
     await bench.settle()
     assert bench.share().status == before
     assert len(bench.api.events) == 1
