@@ -19,6 +19,7 @@ from gpushare.mps.freezer import FreezeState, SimulatedFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions, write_throttle
 from gpushare.mps.silence import (
+    FROZEN_SECONDS,
     KILL_SECONDS,
     LOOK_SECONDS,
     SILENT_SECONDS,
@@ -142,7 +143,7 @@ class Node:
             try:
                 now = self.now
                 due = self.throttle.look(now)
-                self._words += word(now)
+                self._words += word(now, self.throttle.frozen_since)
                 self.wait(max(1e-3, min(due, end) - self.now))
             except KilledError:
                 self.kills += 1
@@ -256,6 +257,23 @@ def test_a_reading_that_was_thawed_is_not_taken_up_again(node: Node) -> None:
     assert node.freezer.cgroups[POD] is FreezeState.THAWED
 
 
+def test_one_that_stands_still_at_the_end_of_a_reading_leaves_nobody_frozen_for_two_seconds(node: Node) -> None:
+    node.run(MAX_STOP_SECONDS - 0.1, pod=ThrottleAsk(stopped_until=node.now + MAX_STOP_SECONDS))
+    assert node.throttle.frozen == {POD}
+    node.wait(5.0)
+    assert node.freezer.cgroups[POD] is FreezeState.THAWED
+    assert MAX_STOP_SECONDS < node.longest <= FROZEN_SECONDS + LOOK_SECONDS < 2.0
+
+
+@pytest.mark.parametrize("since", [float("nan"), float("-inf")])
+def test_an_odd_time_in_a_heartbeat_costs_one_thaw_at_most(since: float) -> None:
+    silence = Silence(0.0, 0.0)
+    silence.hear(word(100.0, since), 100.0)
+    assert 0.0 <= silence.wait_seconds(100.0) <= LOOK_SECONDS
+    silence.hear(word(100.1), 100.1)
+    assert silence.look(100.2) is Remedy.WAIT
+
+
 def test_what_a_throttle_freezes_after_the_hosts_thaw_is_thawed_again(tmp_path: Path) -> None:
     """It stood still between the record and the freeze: the host thaws, then it freezes and stands still again."""
     node = Node(tmp_path, [0.0, 3.0, 6.0])  # before the state, the freeze, and what follows it
@@ -296,9 +314,7 @@ def test_wherever_a_throttle_stands_still_nobody_is_frozen_for_long(
     node = Node(tmp_path_factory.mktemp("node"), stalled)
     node.freezer.sticks[OTHER] = nudges
     node.run(12.0, **wished)
-    is_read = any(ask.stopped_until is not None for ask in wished.values())
-    longest = MAX_STOP_SECONDS if is_read else MAX_FREEZE_SECONDS
-    assert node.longest <= longest + SILENT_SECONDS + LOOK_SECONDS + ROUNDING
+    assert node.longest <= FROZEN_SECONDS + LOOK_SECONDS + ROUNDING < 2.0
     node.stalls = iter(())
     node.run(2.0, **dict.fromkeys(wished, ThrottleAsk(0.5)))
     node.longest = 0.0

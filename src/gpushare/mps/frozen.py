@@ -7,6 +7,7 @@ for ours.
 
 import contextlib
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,6 +86,11 @@ class FrozenPods:
     def uids(self) -> frozenset[str]:
         """Return the uids of pods that we froze and have not thawed."""
         return frozenset(self._pods)
+
+    @property
+    def since(self) -> float:
+        """Return when we froze the one that has been frozen longest; infinite for none."""
+        return min((pod.since for pod in self._pods.values()), default=math.inf)
 
     @property
     def still(self) -> frozenset[str]:

@@ -64,6 +64,11 @@ class Throttle:
         """Return the uids of the pods that we have frozen now."""
         return self._pods.uids
 
+    @property
+    def frozen_since(self) -> float:
+        """Return since when a pod has been frozen, of several the first; infinite for none."""
+        return self._pods.since
+
     def look(self, now: float) -> float:
         """Run one round; return when the next one is due."""
         self._started_at = self._started_at or now

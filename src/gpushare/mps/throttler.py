@@ -8,6 +8,7 @@ the host.
 import argparse
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -44,7 +45,8 @@ def run(throttle: Throttle, parent: int, pulse: int) -> None:
         while True:
             now = boottime()
             due = throttle.look(now)
-            _say(pulse, now)  # not the present time, as pods due meanwhile are not thawed yet
+            # not the present time, as pods due meanwhile are not thawed yet
+            _say(pulse, now, throttle.frozen_since)
             readable, _, _ = select.select([parent], [], [], max(0.0, due - boottime()))
             if readable and not os.read(parent, 64):
                 return
@@ -57,10 +59,10 @@ def run(throttle: Throttle, parent: int, pulse: int) -> None:
             time.sleep(THAW_AGAIN_SECONDS)
 
 
-def _say(pulse: int, now: float) -> None:
-    """Tell the host that everything was in order at this time."""
+def _say(pulse: int, now: float, frozen_since: float = math.inf) -> None:
+    """Tell the host that everything was in order at this time, and since when a pod has been frozen."""
     with contextlib.suppress(BlockingIOError):  # the host is stopped or very busy; continue
-        os.write(pulse, word(now))
+        os.write(pulse, word(now, frozen_since))
 
 
 def _end(*_: object) -> None:
