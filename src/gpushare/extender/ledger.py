@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpushare.core.admission import Defaults, resolve
@@ -359,6 +359,10 @@ class ShareLedger:
             queued_at=self._queued.since(pod),
             is_auto=needs.is_auto,
         )
+
+    def untried(self) -> Iterator[PodView]:
+        """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
+        return self._queued.untried()
 
     def keep(self) -> None:
         """Update the GPUs that are kept for pods that have waited long; call this about every second."""

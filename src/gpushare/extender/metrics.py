@@ -52,6 +52,11 @@ class ExtenderMetrics:
             "Waiting pods that were marked for another try when room appeared.",
             registry=self.registry,
         )
+        self.schedulers_restarted = Counter(
+            "gpushare_extender_schedulers_restarted",
+            "Times that kube-scheduler was started anew since it did not see a pod.",
+            registry=self.registry,
+        )
         self.caps_changed = Counter(
             "gpushare_extender_caps_changed",
             "Pods without a process whose cap was chosen anew for the present tenants of their GPU.",

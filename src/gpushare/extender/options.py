@@ -13,6 +13,7 @@ from gpushare.core.api import JobClass
 from gpushare.core.placement import PlacementPolicy, ProbationSettings, Settings, SettingsError, parse_settings
 from gpushare.core.placement import settings as installation
 from gpushare.core.placement.policies import BestFit, GpuShareFit
+from gpushare.extender.blind import DEFAULT_SECONDS
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.runtime.options import options_of
 
@@ -32,6 +33,7 @@ class ExtenderOptions:
         probe_port: port of the probes alone; 0 for none, as they are also on the metrics port.
         kubeconfig: None for in-cluster credentials.
         best_nodes: most nodes that filter returns for a pod that fits somewhere; 0 for all that fit.
+        unseen_seconds: after which kube-scheduler is started anew where it does not see a pod; 0: never.
     """
 
     host: str
@@ -44,6 +46,7 @@ class ExtenderOptions:
     settings: Settings
     fence_timeout_seconds: float
     log_level: str
+    unseen_seconds: float = DEFAULT_SECONDS
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> ExtenderOptions:
@@ -88,6 +91,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "seconds that a bind waits for an earlier allocation",
         type=float,
     )
+    add(
+        "unseen-seconds",
+        f"{DEFAULT_SECONDS:g}",
+        "after which kube-scheduler is started anew where it does not see a pod; 0: never",
+        type=float,
+    )
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
 
@@ -113,6 +122,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--best-nodes must be 0 or more")
     if not 0 <= read.fence_timeout < math.inf:
         parser.error("--fence-timeout must be 0 or more seconds")
+    if not 0 <= read.unseen_seconds < math.inf:
+        parser.error("--unseen-seconds must be 0 or more")
     return ExtenderOptions(
         host=read.host,
         port=read.port,
@@ -124,4 +135,5 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         settings=settings,
         fence_timeout_seconds=read.fence_timeout,
         log_level=str(read.log_level).upper(),
+        unseen_seconds=read.unseen_seconds,
     )

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -66,6 +66,12 @@ class QueuedPods:
         self._gated.discard(pod_uid)
         self._opened_at.pop(pod_uid, None)
         self._due.drop(pod_uid)
+
+    def untried(self) -> Iterator[PodView]:
+        """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
+        for pod in self._unbound.values():
+            if not (pod.unschedulable or pod.gated or pod.leaving or pod.finished):
+                yield pod
 
     def node_changed(self, name: str, node: NodeView | None) -> None:
         """Record that a node's labels or taints have changed, or that it is gone (None)."""

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gpushare.core.api import GpuShare, PodView, names
 from gpushare.extender.binding import Binder
+from gpushare.extender.blind import BlindScheduler
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
@@ -89,6 +90,14 @@ class Extender:
         )
         self.explainer = Explainer(api, ledger, clock)
         self.caps = CapChanger(api, ledger, self.metrics, clock)
+        self.blind = BlindScheduler(
+            api,
+            untried=ledger.untried,
+            asked_at=lambda: self.verbs.asked_at,
+            restarts=lambda: self._pods.restarts,
+            after_seconds=options.unseen_seconds,
+            clock=clock,
+        )
         self._api = api
         self._clock = clock
         self._beat_at = clock()
@@ -186,6 +195,7 @@ class Extender:
             if not self.not_ready():
                 await self.caps.round()
                 await self.explainer.round()
+                self.metrics.schedulers_restarted.inc(await self.blind.round())
                 self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))
                 await self.ledger.learn()
 
