@@ -1,4 +1,4 @@
-"""Outages of the API server in a row: pods do not wait for kube-scheduler's watches, which then sleep for a minute."""
+"""Outages of the API server in a row: pods do not wait for the watches of kube-scheduler, which sleep."""
 
 import subprocess
 import time

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,20 @@ async def test_one_that_does_not_see_a_pod_is_ended_once(bench: Bench) -> None:
     began = bench.now
     await bench.run(AFTER + 2)
     assert bench.ends == [pytest.approx(began + AFTER, abs=1.1)]
-    await bench.run(PAUSE_SECONDS - 5)
-    assert len(bench.ends) == 1
+    await bench.run(10 * PAUSE_SECONDS)
+    assert len(bench.ends) == 1, "it waits for something else"
+    bench.put("next")
+    await bench.run(AFTER + 2)
+    assert len(bench.ends) == 2
+
+
+async def test_two_restarts_are_a_minute_apart(bench: Bench) -> None:
+    for number in range(200):
+        bench.put(f"p{number}")
+        await bench.run(3)
+    gaps = [after - before for before, after in pairwise(bench.ends)]
+    assert min(gaps) >= PAUSE_SECONDS
+    assert len(gaps) > 3
 
 
 async def test_one_that_asks_about_somebody_is_at_work(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from gpushare.kube import PODS, Api, ApiError, NotFound
 _log = logging.getLogger(__name__)
 DEFAULT_SECONDS: Final = 25.0
 """Longer than a change of the leader, with kube-scheduler's lease of 15 s, and its start take."""
-PAUSE_SECONDS: Final = 300.0  # at least, between two restarts
+PAUSE_SECONDS: Final = 60.0  # at least, between two restarts
 CONFIG: Final = "--config=/etc/gpushare/scheduler.yaml"  # an argument that the chart gives kube-scheduler alone
 
 
@@ -113,7 +113,8 @@ class BlindScheduler:
         if self._restarts() != self._known_restarts:  # its watches may just be coming back, as ours were
             self._known_restarts = self._restarts()
             self._pods.again()
-        for pod in self._pods.look(self._untried(), self._asked_at(), now):
+        unseen = self._pods.look(self._untried(), self._asked_at(), now)
+        for pod in unseen:
             try:
                 if not await self._is_unseen(pod):
                     self._pods.was_tried(pod.uid)
@@ -121,6 +122,8 @@ class BlindScheduler:
             except ApiError:  # away again: nobody can see anything
                 self._pods.again()
                 return False
+            for each in unseen:  # one restart for each pod is enough
+                self._pods.was_tried(each.uid)
             self._pods.again()
             self._quiet_until = now + PAUSE_SECONDS
             is_ended = self._end() > 0
