@@ -10,7 +10,7 @@
   work; the agent sees the counters of both, so its figure is compared with the answers over the requests that
   came.
 - *Alone* is the program's rate over its whole jobs under exclusive use, if the session ran that; otherwise its
-  short run alone. Two seconds alone differ from that by up to 40% for programs that depend on the host (H200,
+  short run alone. Three seconds alone differ from that by up to 40% for programs that depend on the host (H200,
   2026-11-26). The policies' slowdowns stay relative to the short run.
 
 Of a job alone the agent says 1 without looking, so these windows are in no figure of the report.
