@@ -9,6 +9,9 @@
 - *Observed* is iterations over seconds of work, relative to alone. What a serving job does between requests is no
   work; the agent sees the counters of both, so its figure is compared with the answers over the requests that
   came.
+- *Alone* is the program's rate over its whole jobs under exclusive use, if the session ran that; otherwise its
+  short run alone. Three seconds alone differ from that by up to 40% for programs that depend on the host (H200,
+  2026-11-26). The policies' slowdowns stay relative to the short run.
 
 Of a job alone the agent says 1 without looking, so these windows are in no figure of the report.
 Runs with a failed job, cut ones and those of other policies count nowhere. What was not recorded is absent.
@@ -16,12 +19,14 @@ Runs with a failed job, cut ones and those of other policies count nowhere. What
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Final
 
 from bench.figures import percentile
-from bench.sharing.analysis import countable, progress_at, rate_alone
+from bench.sharing.analysis import countable, progress_at, rate_alone, rate_over_whole_jobs
 from bench.sharing.policies import OURS
 from bench.sharing.records import Record, Records
 from bench.sharing.trace import SERVING_LOAD
@@ -37,6 +42,14 @@ STARTING: Final = "another job started on the GPU"
 THROTTLED: Final = "somebody was throttled"
 SHORT: Final = f"together for less than {LEAST_SECONDS:g} s"
 UNKNOWN: Final = "no prediction recorded"
+
+
+class Reference(Enum):
+    """The rate that an observed progress is relative to, as the report names it."""
+
+    WHOLE_JOB = "the program's whole jobs under exclusive use on the same machine"
+    SHORT_RUN = "its short run alone"
+    REQUESTS = "the requests that came"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,7 @@ class Compared:
     seconds: float
     told: float
     observed: float
+    reference: Reference
     expected: float | None = None
 
     @property
@@ -85,7 +99,13 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class _LoggedJob:
-    """A job as its own log has it; `on_gpu`: from when on it may have used the GPU, before it was ready."""
+    """A job as its own log has it.
+
+    Attributes:
+        on_gpu: from when on it may have used the GPU, before it was ready.
+        alone: iterations per second of work; alone_by: where that comes from.
+        offered: of a serving job, iterations per second that were asked for; 0 of the others.
+    """
 
     number: int
     name: str
@@ -95,17 +115,23 @@ class _LoggedJob:
     ended: float
     progress: Sequence[Sequence[float]]
     alone: float
+    alone_by: Reference
     offered: float
     samples: Sequence[Mapping[str, float | None]]
 
+    def reference(self, *, by_work: bool) -> Reference:
+        """Return the rate that its observed progress is relative to."""
+        return self.alone_by if by_work or not self.offered else Reference.REQUESTS
+
     def observed(self, spans: Sequence[tuple[float, float]], *, by_work: bool) -> float | None:
         """Return its progress over stretches of time; None where it did no work."""
+        is_by_requests = self.reference(by_work=by_work) is Reference.REQUESTS
         count = worked = 0.0
         for begin, end in spans:
             (before, busy), (after, over) = progress_at(self.progress, begin), progress_at(self.progress, end)
             count += after - before
-            worked += over - busy if by_work or not self.offered else end - begin
-        rate = self.alone if by_work or not self.offered else self.offered
+            worked += end - begin if is_by_requests else over - busy
+        rate = self.offered if is_by_requests else self.alone
         return count / worked / rate if worked > 1e-6 else None
 
 
@@ -158,8 +184,18 @@ def report(found: Accuracy) -> list[str]:
     left = "; ".join(f"{reason} {seconds:.0f}" for reason, seconds in sorted(found.left_out.items()))
     compared = sum(each.seconds for each in found.predicted)
     told = f"Predictions are compared over {compared:.0f} job-seconds of work"
-    lines += ["", f"{told}; left out, job-seconds: {left or 'none'}."]
+    lines += ["", f"{told}; left out, job-seconds: {left or 'none'}.", *_references(found)]
     return [*lines, f"The agent was looked at {found.looks} times, {found.failures} of them in vain."]
+
+
+def _references(found: Accuracy) -> Iterator[str]:
+    """Yield which rates the observed progress is relative to, and for how many of those in the table."""
+    windows = [each for each in found.inferred if each.beside]
+    for what, values in (("predictions", found.predicted), ("inferred windows", windows)):
+        counts = Counter(each.reference for each in values)
+        parts = [f"{counts[each]} to {each.value}" for each in Reference if counts[each]]
+        if parts:
+            yield f"Of {len(values)} {what}, observed progress is relative: {'; '.join(parts)}."
 
 
 def _row(name: str, values: Sequence[Compared], bar: float | None = None) -> str:
@@ -177,6 +213,7 @@ def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_LoggedJob]:
     for line in records.of("job", run=run["name"]):
         seen = records.first("seen", run=run["name"], number=line["number"])
         rows = [] if seen is None else [dict(zip(seen["fields"], row, strict=True)) for row in seen["samples"]]
+        whole = rate_over_whole_jobs(records, run, line["program"])
         # The table's signatures are of programs that answer without a pause, the agent's of what they did.
         offered = line["rate"] / (SERVING_LOAD if is_table else 1.0)
         found.append(
@@ -188,7 +225,8 @@ def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_LoggedJob]:
                 line["ready"],
                 line["ended"],
                 line["progress"],
-                rate_alone(records, run, line["program"]),
+                rate_alone(records, run, line["program"]) if whole is None else whole,
+                Reference.SHORT_RUN if whole is None else Reference.WHOLE_JOB,
                 offered,
                 rows,
             )
@@ -246,6 +284,7 @@ def _sets(
                 seconds,
                 told[job.name]["predicted"],
                 observed,
+                job.reference(by_work=True),
             )
             for job in members
             if (observed := job.observed(pieces, by_work=True)) is not None
@@ -287,6 +326,7 @@ def _windows(
             end - begin,
             inferred,
             observed,
+            job.reference(by_work=False),
             row["expected"] if beside else None,
         )
 

@@ -169,6 +169,25 @@ def rate_alone(records: Records, run: Record, program: str) -> float:
     return rates.get((run["session"], program), rates[None, program])
 
 
+def rate_over_whole_jobs(records: Records, run: Record, program: str) -> float | None:
+    """Return a program's rate over its whole jobs under exclusive use, in the run's session.
+
+    One job at a time has the GPU there, so of a run that was cut the jobs that ended count as well.
+
+    Returns:
+        Iterations per second of work; None where no such job ended.
+    """
+    count = worked = 0.0
+    for alone in records.of("run", session=run["session"], policy=FIFO.name):
+        if alone["state"] not in (COMPLETE, CUT):
+            continue
+        for job in records.of("job", run=alone["name"], program=program, status=0):
+            if job["ended"] is not None and job["progress"]:
+                count += job["progress"][-1][1]
+                worked += job["progress"][-1][2]
+    return count / worked if count > 0 and worked > 0 else None
+
+
 def outcomes(records: Records) -> dict[str, Outcomes]:
     """Return what became of all runs, by policy."""
     by_policy: dict[str, list[Record]] = {}

@@ -19,6 +19,7 @@ PLACED_SECONDS: Final = 120.0  # after that a pod that was not placed is given u
 FOLLOWED_SECONDS: Final = 45.0  # how long to wait for events and ends
 BACKOFF_SECONDS: Final = 10.0  # of a Job's controller, the first time
 SEEN_SECONDS: Final = 2.5  # a job that the agent saw this long before the fault counts as on the server
+EARLY_SECONDS: Final = 2.0  # an event from this long before the fault counts as of it: clocks of whole seconds
 TOLD: Final = "GpuFault"
 
 
@@ -54,7 +55,7 @@ class Hands:
     delete: Callable[[str], None]
     log: Callable[[str], str]
     gauge: Callable[[], Gauge]
-    told: Callable[[], Mapping[str, float]]  # by pod uid, seconds of its event since the run began
+    told: Callable[[], Mapping[str, Sequence[float]]]  # by pod uid, seconds of its events since the run began
 
 
 @dataclass
@@ -170,14 +171,10 @@ class FaultInjector:
                 opened.healthy = now
             else:
                 opened.seen.append((now, gauge.clients))
-        by_uid = {uid: name for name, uid in opened.uids.items()}
-        opened.told.update(
-            {
-                uid: round(told_at - at, 2)
-                for uid, told_at in self._hands.told().items()
-                if uid in by_uid and told_at > at - 2.0
-            }
-        )
+        told = self._hands.told()
+        for uid in opened.uids.values():
+            if since := [when for when in told.get(uid, ()) if when > at - EARLY_SECONDS]:
+                opened.told[uid] = round(min(since) - at, 2)
         expected = (self._on_server(opened) & opened.uids.keys()) | {opened.fault.name}
         gone = {
             name for name in expected if name in opened.fell or not _is_live(pods.get(name), opened.uids.get(name))

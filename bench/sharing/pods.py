@@ -408,9 +408,11 @@ class PodLauncher:
                 kubectl("patch", "node", self._place.node, *asked)
 
     def _hands(self, witness: PodWitness) -> Hands:
-        def told() -> dict[str, float]:
-            events = json.loads(kubectl(*_asked_events(TOLD), seconds=_LOOK_PATIENCE_SECONDS))["items"]
-            return {event["involvedObject"]["uid"]: _moment(event) - self._began_wall for event in events}
+        def told() -> dict[str, list[float]]:
+            found: dict[str, list[float]] = {}
+            for event in json.loads(kubectl(*_asked_events(TOLD), seconds=_LOOK_PATIENCE_SECONDS))["items"]:
+                found.setdefault(event["involvedObject"]["uid"], []).append(_moment(event) - self._began_wall)
+            return found
 
         return Hands(
             create=lambda name: self._create(fault_pod(name, self._place)),

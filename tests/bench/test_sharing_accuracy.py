@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bench.sharing import accuracy, witness
 from bench.sharing.accuracy import LEAST_SECONDS, SHORT, STARTING, THROTTLED, UNKNOWN
+from bench.sharing.analysis import runs
 from bench.sharing.records import Records
 from bench.sharing.report import table
 from bench.sharing.trace import profile, programs
@@ -300,6 +301,55 @@ def test_what_the_agent_expected_under_throttles_is_compared_where_it_said_so(tm
     assert [cell.strip() for cell in line.split("|")[2:4]] == ["1", "0.060"]
 
 
+def exclusive(records: Records, *jobs: dict[str, Any], session: int = 0, **values: Any) -> None:
+    """A run of one job at a time."""
+    name = f"{session}-fifo-{len(records.lines)}"
+    for each in jobs:
+        records.add("job", run=name, **each)
+    about = {"policy": "fifo", "repetition": 0, "state": "cut", "cut_by": "budget", "failed": 0} | values
+    records.add("run", name=name, session=session, seconds=1.0, joules=None, **about)
+
+
+def errors_at_half(records: Records) -> tuple[list[float], list[float], str]:
+    """Errors of two jobs at 0.5 and 1.0 of 10 a second; predicted, and inferred for the first, as just that."""
+    sets = [{"job-000": 0.5, "job-001": 1.0}]
+    rows = samples((1.0, None), (4.0, 0.5))
+    found = run(records, job(0, 0.0, 8.0, 0.5), job(1, 0.0, 8.0, 1.0), seen={0: rows}, sets=sets)
+    text = "\n".join(accuracy.report(found))
+    return [each.error for each in found.predicted], [each.error for each in found.inferred], text
+
+
+def test_progress_is_relative_to_whole_jobs_under_exclusive_use_of_the_same_session(tmp_path: Path) -> None:
+    records = begin(tmp_path)
+    exclusive(records, job(0, 0.0, 20.0, 0.75), job(1, 30.0, 10.0, 0.9))  # 8.0 a second in all, not 10.0
+    predicted, inferred, text = errors_at_half(records)
+    assert predicted == pytest.approx([0.5 - 0.5 / 0.8, 1.0 - 1.0 / 0.8])
+    assert inferred == pytest.approx([0.5 - 0.5 / 0.8])
+    whole = "the program's whole jobs under exclusive use on the same machine"
+    assert f"Of 2 predictions, observed progress is relative: 2 to {whole}.\n" in text
+    assert f"Of 1 inferred windows, observed progress is relative: 1 to {whole}.\n" in text
+
+
+def test_without_a_whole_job_of_the_program_on_the_same_machine_the_short_run_counts(tmp_path: Path) -> None:
+    records = begin(tmp_path)
+    exclusive(records, job(0, 0.0, 20.0, 0.5), session=1)
+    exclusive(records, job(0, 0.0, 20.0, 0.5), state="failed")
+    exclusive(records, job(0, 0.0, 20.0, 0.5, status=1), job(1, 30.0, 9.0, 0.5, program="serve"))
+    exclusive(records, job(0, 0.0, 20.0, 0.5, progress=[]), job(1, 20.0, 9.0, 0.5, ended=None, status=None))
+    predicted, inferred, text = errors_at_half(records)
+    assert predicted == pytest.approx([0.0, 0.0])
+    assert inferred == pytest.approx([0.0])
+    assert "Of 2 predictions, observed progress is relative: 2 to its short run alone.\n" in text
+
+
+def test_the_slowdowns_of_the_policies_stay_relative_to_the_short_run(tmp_path: Path) -> None:
+    records = begin(tmp_path)
+    exclusive(records, job(0, 0.0, 20.0, 0.8))
+    errors_at_half(records)
+    (ours,) = runs(records)
+    assert [each.slowdown for each in ours.jobs] == pytest.approx([2.0, 1.0])
+
+
 def test_a_window_that_reaches_into_a_jobs_start_or_beyond_its_end_does_not_count(tmp_path: Path) -> None:
     rows = samples((1.0, 0.9), (3.0, 0.5), (4.0, None), (9.0, 0.6))
     found = run(begin(tmp_path), job(0, 1.0, 6.0, 0.5), seen={0: rows}, sets=[])
@@ -324,6 +374,8 @@ def test_a_serving_job_is_predicted_by_its_work_and_inferred_by_its_answers(tmp_
         other, serving, job(1, 0.0, 8.0, 1.0), seen={0: samples((1.0, None), (4.0, 0.4))}, sets=sets
     ).inferred
     assert only.error == pytest.approx(0.0)
+    text = "\n".join(accuracy.report(found))
+    assert "Of 1 inferred windows, observed progress is relative: 1 to the requests that came.\n" in text
 
 
 def test_the_report_gives_the_mean_absolute_errors_and_says_what_was_not_recorded(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """MPS faults that bench/sharing injects: when, what is kept of them, and who begins anew."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ class Gpu:
         self.count, self.serves = 3.0, True
         self.logs: dict[str, str] = {}
         self.told: dict[str, float] = {}
+        self.told_before: dict[str, float] = {}  # of a fault before this one
         self.deleted: list[str] = []
         self.broken = False
         for name in running:
@@ -53,8 +54,9 @@ class Gpu:
             raise ValueError("no metrics")
         return Gauge(self.count, self.serves, frozenset(self.clients))
 
-    def events(self) -> Mapping[str, float]:
-        return self.told
+    def events(self) -> Mapping[str, Sequence[float]]:
+        both = (self.told, self.told_before)
+        return {uid: [told[uid] for told in both if uid in told] for uid in {**self.told, **self.told_before}}
 
     def step(self, now: float) -> None:
         self.injector.step(now, self.pods, (ValueError,))
@@ -103,6 +105,17 @@ def test_of_a_fault_is_kept_who_was_on_the_server_who_fell_was_told_and_when_it_
     }
     assert gpu.deleted == ["fault-0"]
     assert "| fault-0 | 20.0 | 2 | 2 | 0 | 1 | 0.6 | 2.0 |  |" in faults.report([kept])
+
+
+def test_an_event_of_an_earlier_fault_neither_hides_this_ones_nor_stands_for_it() -> None:
+    gpu = Gpu("job-1", "job-2")
+    gpu.fault(20.0, "job-1", "job-2")
+    gpu.told_before = {"uid-job-1": 5.0, "uid-job-2": 5.0}
+    gpu.told = {"uid-job-1": 20.6, "uid-fault-0": 20.4}
+    gpu.serves = True
+    gpu.step(20.0 + FOLLOWED_SECONDS + 1.0)
+    (kept,) = gpu.injector.records
+    assert kept["told_after"] == {"fault-0": 0.4, "job-1": 0.6, "job-2": None}
 
 
 def test_a_gpu_counts_as_well_only_once_the_fault_was_counted() -> None:
@@ -295,6 +308,8 @@ def test_a_job_that_a_fault_ended_is_made_anew_and_ends_well(monkeypatch: pytest
         }
         for uid in (TRAINING.name, "fault-0")
     ]
+    earlier = {"creationTimestamp": "1970-01-01T01:23:00Z"}  # of the fault before, listed after this one's
+    node.events.append({"metadata": earlier, "involvedObject": {"uid": TRAINING.name}})
     node.answers = {metrics: scraped(1, well=True)}
     assert look(5.0) == {}
     assert look(5.5) == {}

@@ -2,12 +2,14 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from bench.figures import percentile
-from bench.sharing import accuracy
-from bench.sharing.analysis import RunFigures, runs
+from bench.sharing import accuracy, analysis
+from bench.sharing.analysis import RunFigures, makespans, ratio_of, runs
 from bench.sharing.policies import POLICIES
 from bench.sharing.records import Records
 from bench.sharing.report import table
@@ -62,22 +64,100 @@ def test_each_policys_row_of_the_twelve_jobs_is_what_the_records_say(twelve: Rec
         assert len(run.jobs) == 12
 
 
+def mean_row(policy: str, found: Sequence[RunFigures]) -> str:
+    """The row of a policy's means, with each repetition's makespan."""
+    slow = [[job.slowdown for job in run.jobs] for run in found]
+    p99 = fmean(fmean(run.p99.values()) for run in found)
+    beside = [run.beside_latency for run in found if run.beside_latency is not None]
+    completion = (
+        f"{fmean(fmean(run.completions) for run in found):.0f}",
+        f"{fmean(percentile(run.completions, 0.9) for run in found):.0f}",
+    )
+    cells = (
+        f"{fmean(run.makespan for run in found):.0f}: {', '.join(f'{run.makespan:.0f}' for run in found)}",
+        f"{fmean(run.summed_progress for run in found):.2f}",
+        ", ".join(completion),
+        f"{fmean(map(fmean, slow)):.2f}, {fmean(map(max, slow)):.2f}",
+        f"{100 * fmean(run.below_ratio for run in found):.1f}",
+        f"{p99:.0f}" if p99 > 100 else f"{p99:.2f}",
+        f"{fmean(beside):.2f}" if beside else "none",
+        f"{fmean((run.joules or 0.0) / 1000 for run in found):.1f}",
+    )
+    return f"| {TITLES[policy]} | {' | '.join(cells)} |"
+
+
+def by_policy(found: Sequence[RunFigures]) -> dict[str, list[RunFigures]]:
+    return {name: [run for run in found if run.policy == name] for name in TITLES}
+
+
 def test_what_is_said_of_the_same_jobs_as_pods_is_what_the_records_say(tmp_path: Path) -> None:
     records = opened("h200-12-pods", tmp_path)
     section = PAGE.split("## The same twelve jobs as pods")[1].split("\n## ")[0]
     found = runs(records)
-    assert {run.policy for run in found} == set(TITLES)
-    for run in found:
-        assert row(run) in section, row(run)
-    (ours,) = [run for run in found if run.policy == "gpushare"]
-    for run in found:
-        if run is not ours:
-            assert re.search(rf"\b{ours.makespan / run.makespan:.2f}( and [0-9.]+)?\s+times", section), run.policy
+    each = by_policy(found)
+    assert {name: len(some) for name, some in each.items()} == dict.fromkeys(TITLES, 3) | {
+        "hard-caps": 2,
+        "gpushare": 2,
+    }
+    for policy, some in each.items():
+        assert mean_row(policy, some) in section, mean_row(policy, some)
+    spans = makespans(records, found, "gpushare")
+    for policy, words in {
+        "time-slicing": "makespan over that of time slicing",
+        "mps-equal": "over that of equal parts",
+        "mps-pairs": "over that of uncapped pairs",
+        "hard-caps": "over that of hard caps",
+        "fifo": "over that of exclusive use",
+    }.items():
+        ratio = ratio_of(spans, makespans(records, found, policy)).interval
+        assert ratio is not None
+        assert f"| {words} | {ratio.mean:.2f} |" in section, ratio
+    ours = each["gpushare"]
+    assert f"| job-seconds below the promise | {100 * fmean(run.below_ratio for run in ours):.1f}% |" in section
+    assert f"latency over alone | {fmean(fmean(run.p99.values()) for run in ours):.2f} |" in section
     report = "\n".join(accuracy.report(accuracy.accuracy(records)))
     for line in section.split("\n### ")[0].splitlines():
         if line.startswith(("| predicted", "| inferred", "| expected")):
             _, _, count, mean, _, bias, high, _ = (cell.strip() for cell in line.split("|"))
             assert re.search(rf"\| {count} \| {mean} \| [^|]*\| {re.escape(bias)} \| {high} \|", report), line
+
+
+def test_what_is_said_of_promises_relative_to_whole_jobs_is_what_the_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = opened("h200-12-pods", tmp_path)
+    whole = {
+        (line["session"], line["program"]): analysis.rate_over_whole_jobs(records, line, line["program"])
+        for line in records.of("alone")
+    }
+    short = {(line["session"], line["program"]): line["rate"] for line in records.of("alone")}
+    ratios = [rate / each for key, rate in short.items() if (each := whole[key]) is not None]
+    assert len(ratios) == len(short) == 40
+    assert f"That rate is {min(ratios):.2f} (lattice Boltzmann) to {max(ratios):.2f} times (unet3d)" in PAGE
+    nowhere = dict.fromkeys(((None, program) for _, program in short), 0.0)
+    monkeypatch.setattr(analysis, "_rates", lambda _: nowhere | whole)
+    below = {
+        name: f"{100 * fmean(run.below_ratio for run in found):.1f}"
+        for name, found in by_policy(runs(records)).items()
+    }
+    order = ("fifo", "mps-pairs", "gpushare", "hard-caps", "mps-equal", "time-slicing")
+    (sentence,) = re.findall(r"Relative to whole jobs it\s+has\s[^:]*", PAGE)
+    assert re.findall(r"[0-9]+\.[0-9]", sentence) == [below[name] for name in order]
+
+
+def test_what_is_said_of_two_faults_is_what_the_records_say(tmp_path: Path) -> None:
+    records = opened("h200-12-pods", tmp_path)
+    section = PAGE.split("### Two faults during the trace")[1].split("\n### ")[0]
+    found = list(records.of("fault"))
+    assert len(found) == 2
+    for line in found:
+        told = line["told_after"][line["fault"]]
+        cells = f"{len(line['beside'])} | {line['healthy_after']:.1f}: met | {told:.1f} |"
+        assert re.search(rf"\| {line['fault']} \| {line['at']:.1f} \|[^\n]*\| {re.escape(cells)}", section), cells
+        assert (line["fell"] or ["nobody"])[0] in section
+        assert not line["fell_unseen"]
+    (run,) = [run for run in runs(records) if run.policy == "gpushare-faults"]
+    assert (len(run.jobs), run.restarts, f"{run.makespan:.0f}") == (12, 1, "232")
 
 
 def test_what_is_said_of_a_new_cluster_is_what_the_records_say(tmp_path: Path) -> None:
