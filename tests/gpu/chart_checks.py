@@ -60,22 +60,22 @@ def filled(bench: ChartBench) -> Details:
 def given(bench: ChartBench) -> Details:
     """A pod has the GPU of its decision, by CDI where the agent says so, and the files of no other GPU."""
     (node,) = bench.cluster.get("gpunodes")["items"]
-    said = next((each for each in node["status"].get("conditions", []) if each["type"] == "GpusByCdi"), None)
-    by_cdi = said is not None and said["status"] == "True"
+    told = next((each for each in node["status"].get("conditions", []) if each["type"] == "GpusByCdi"), None)
+    by_cdi = told is not None and told["status"] == "True"
     bench.start(bench.pod("given", bench.cuda("run", 20), "0.3", "4Gi"))
     bench.until("given", "kernel")
     look = "tr '\\0' '\\n' </proc/1/environ | grep ^NVIDIA_VISIBLE_DEVICES=; ls /dev"
     lines = bench.cluster.kubectl("-n", bench.space.name, "exec", "given", "--", "sh", "-c", look).split()
     variable = lines[0].partition("=")[2]
     gpu = bench.gpu_of("given")
-    must(variable == ("void" if by_cdi else gpu), f"NVIDIA_VISIBLE_DEVICES={variable} although {said}")
+    must(variable == ("void" if by_cdi else gpu), f"NVIDIA_VISIBLE_DEVICES={variable} although {told}")
     must(bench.sees("given") == [gpu], f"sees {bench.sees('given')} of {gpu}")
     files = sorted(name for name in lines[1:] if name.startswith("nvidia"))
     if not bench.simulated:
         numbered = [name for name in files if name.removeprefix("nvidia").isdigit()]
         must(len(numbered) == 1, f"device files {files}")
     runtime = bench.cluster.get("nodes")["items"][0]["status"]["nodeInfo"]["containerRuntimeVersion"]
-    return {"runtime": runtime, "by_cdi": by_cdi, "variable": variable, "files": files, "said": said}
+    return {"runtime": runtime, "by_cdi": by_cdi, "variable": variable, "files": files, "told": told}
 
 
 def first_kernel(bench: ChartBench) -> Details:
