@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import PodView, names
+from gpushare.core.api import PodView, names, not_scheduled
 from gpushare.kube import PODS, Api, ApiError, NotFound
 
 _log = logging.getLogger(__name__)
@@ -138,11 +138,10 @@ class BlindScheduler:
             read = await self._api.get(PODS, pod.name, namespace=pod.namespace)
         except NotFound:
             return False
-        spec, status = read.get("spec") or {}, read.get("status") or {}
-        is_tried = any(each.get("type") == "PodScheduled" for each in status.get("conditions") or ())
-        is_ours = spec.get("schedulerName") == names.SCHEDULER_NAME and read["metadata"].get("uid") == pod.uid
-        is_held_back = spec.get("schedulingGates") or "deletionTimestamp" in read["metadata"]
-        return bool(is_ours and not is_tried and not is_held_back and not spec.get("nodeName"))
+        now = PodView.from_object(read)
+        is_tried = now.node is not None or not_scheduled(read.get("status") or {}) is not None
+        is_ours = read["spec"].get("schedulerName") == names.SCHEDULER_NAME and now.uid == pod.uid
+        return is_ours and not is_tried and not now.gated and not now.leaving
 
 
 def _terminate() -> int:
