@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_SECONDS: Final = 25.0
 """Longer than a change of the leader, with kube-scheduler's lease of 15 s, and its start take."""
 PAUSE_SECONDS: Final = 60.0  # at least, between two restarts
+BUSY_SECONDS: Final = 2.0  # after a question nobody is looked through: there may be thousands
 CONFIG: Final = "--config=/etc/gpushare/scheduler.yaml"  # an argument that the chart gives kube-scheduler alone
 
 
@@ -109,6 +110,9 @@ class BlindScheduler:
         """End kube-scheduler if it does not see a pod, and return whether it was; kubelet starts it again."""
         now = self._clock()
         if not self._is_on or now < self._quiet_until:
+            return False
+        if now - self._asked_at() < BUSY_SECONDS:
+            self._pods.again()
             return False
         if self._restarts() != self._known_restarts:  # its watches may just be coming back, as ours were
             self._known_restarts = self._restarts()
