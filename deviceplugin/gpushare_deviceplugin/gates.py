@@ -152,8 +152,9 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     """Return a gate report's news as events for the pods concerned.
 
     Args:
-        tenants: uids of the pods on this GPU, which all get an event for a fault of their server. So does every
-            other pod that was connected when the fault or restart began, by the gate's record.
+        tenants: uids of the pods on this GPU, which all get an event for a restart, as does every other pod that
+            was connected when it began, by the gate's record. For a fault the record alone counts: a pod that came
+            after it lost nothing. Where there is no record, or one of two faults, all get an event.
 
     A gate continues its predecessor's counts, so a count that grew is reported even if the MPS host restarted in
     between. A gate that starts again from zero has a lower count, and nothing is reported.
@@ -161,7 +162,9 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     found: list[Notice] = []
     if old is not None and new.faults > old.faults:
         note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
-        found += [Notice(uid, "GpuFault", note) for uid in dict.fromkeys((*tenants, *new.last_fault_pods))]
+        is_on_record = new.faults == old.faults + 1 and new.last_fault_pods
+        hurt = new.last_fault_pods if is_on_record else (*tenants, *new.last_fault_pods)
+        found += [Notice(uid, "GpuFault", note) for uid in dict.fromkeys(hurt)]
         found.append(Notice(None, "GpuFault", note))
     if old is not None and (
         new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts

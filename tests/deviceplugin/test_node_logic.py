@@ -232,7 +232,10 @@ class TestGates:
         }
         assert notices(new, new, ["u1", "u2"]) == ()
         late = gate(gate_started_at=1.0, faults=2, last_fault="illegal access", last_fault_pods=("u3", "u2"))
-        assert [n.pod_uid for n in notices(new, late, ["u2"])] == ["u2", "u3", None]
+        assert [n.pod_uid for n in notices(new, late, ["u2"])] == ["u3", "u2", None]
+        assert [n.pod_uid for n in notices(new, late, ["u2", "came-after"])] == ["u3", "u2", None]
+        two = replace(late, faults=3)  # the record is of the last one
+        assert [n.pod_uid for n in notices(new, two, ["u1", "u2"])] == ["u1", "u2", "u3", None]
         sick = GpuHealth(Health.UNHEALTHY, "XID 79")
         assert health_notices(GPU_A, None, sick, ["u1"]) == ()  # a new agent does not tell what is old
         assert {(n.pod_uid, n.reason, n.is_warning) for n in health_notices(GPU_A, WELL, sick, ["u1"])} == {
