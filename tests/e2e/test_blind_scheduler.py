@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 OUTAGES = 3
 AWAY_SECONDS = 4.0
-BOUND_SECONDS = 50.0  # 25 of patience, the end and the start; without it 13, 58, 74 and 68 s were measured
+# 25 s of patience, or 40 since the restart before, and kubelet's back-off; without it up to 102 s were measured
+BOUND_SECONDS = 75.0
 
 
 def outage(cluster: Cluster) -> None:

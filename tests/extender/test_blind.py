@@ -82,7 +82,18 @@ async def test_one_that_does_not_see_a_pod_is_ended_once(bench: Bench) -> None:
     assert len(bench.ends) == 2
 
 
-async def test_two_restarts_are_a_minute_apart(bench: Bench) -> None:
+async def test_a_pod_that_comes_after_a_restart_waits_for_its_pause_alone(bench: Bench) -> None:
+    bench.put("first")
+    await bench.run(AFTER + 2)
+    del bench.pods["first"]
+    bench.put("second")
+    began = bench.now
+    await bench.run(PAUSE_SECONDS + 2)
+    assert len(bench.ends) == 2
+    assert bench.ends[1] - began <= PAUSE_SECONDS
+
+
+async def test_two_restarts_are_some_time_apart(bench: Bench) -> None:
     for number in range(200):
         bench.put(f"p{number}")
         await bench.run(3)

@@ -22,7 +22,7 @@ from gpushare.kube import PODS, Api, ApiError, NotFound
 _log = logging.getLogger(__name__)
 DEFAULT_SECONDS: Final = 25.0
 """Longer than a change of the leader, with kube-scheduler's lease of 15 s, and its start take."""
-PAUSE_SECONDS: Final = 60.0  # at least, between two restarts
+PAUSE_SECONDS: Final = 40.0  # at least, between two restarts
 BUSY_SECONDS: Final = 2.0  # after a question nobody is looked through: there may be thousands
 CONFIG: Final = "--config=/etc/gpushare/scheduler.yaml"  # an argument that the chart gives kube-scheduler alone
 
@@ -109,7 +109,7 @@ class BlindScheduler:
     async def round(self) -> bool:
         """End kube-scheduler if it does not see a pod, and return whether it was; kubelet starts it again."""
         now = self._clock()
-        if not self._is_on or now < self._quiet_until:
+        if not self._is_on:
             return False
         if now - self._asked_at() < BUSY_SECONDS:
             self._pods.again()
@@ -118,6 +118,8 @@ class BlindScheduler:
             self._known_restarts = self._restarts()
             self._pods.again()
         unseen = self._pods.look(self._untried(), self._asked_at(), now)
+        if now < self._quiet_until:
+            return False
         for pod in unseen:
             try:
                 if not await self._is_unseen(pod):
