@@ -38,7 +38,6 @@ class Bench:
         self.asked_at = -1.0
         self.restarts = 0
         self.ends: list[float] = []
-        self.is_away = False
         self.watch = BlindScheduler(
             self.api,
             untried=lambda: [PodView.from_object(pod) for pod in self.pods.values()],

@@ -59,11 +59,12 @@ def filled(bench: ChartBench) -> Details:
 
 def given(bench: ChartBench) -> Details:
     """A pod has the GPU of its decision, by CDI where the agent says so, and the files of no other GPU."""
-    (node,) = bench.cluster.get("gpunodes")["items"]
-    told = next((each for each in node["status"].get("conditions", []) if each["type"] == "GpusByCdi"), None)
-    by_cdi = told is not None and told["status"] == "True"
     bench.start(bench.pod("given", bench.cuda("run", 20), "0.3", "4Gi"))
     bench.until("given", "kernel")
+    node = bench.space.get("given")["spec"]["nodeName"]
+    conditions = bench.cluster.get("gpunode", node)["status"].get("conditions", [])
+    told = next((each for each in conditions if each["type"] == "GpusByCdi"), None)
+    by_cdi = told is not None and told["status"] == "True"
     look = "tr '\\0' '\\n' </proc/1/environ | grep ^NVIDIA_VISIBLE_DEVICES=; ls /dev"
     lines = bench.cluster.kubectl("-n", bench.space.name, "exec", "given", "--", "sh", "-c", look).split()
     variable = lines[0].partition("=")[2]
@@ -74,7 +75,7 @@ def given(bench: ChartBench) -> Details:
     if not bench.simulated:
         numbered = [name for name in files if name.removeprefix("nvidia").isdigit()]
         must(len(numbered) == 1, f"device files {files}")
-    runtime = bench.cluster.get("nodes")["items"][0]["status"]["nodeInfo"]["containerRuntimeVersion"]
+    runtime = bench.cluster.get("node", node)["status"]["nodeInfo"]["containerRuntimeVersion"]
     return {"runtime": runtime, "by_cdi": by_cdi, "variable": variable, "files": files, "told": told}
 
 
