@@ -16,6 +16,7 @@ from livecluster import (
     RELEASE_NAMESPACE,
     Cluster,
     Namespace,
+    NotYet,
     decided,
     driver,
     gpushare,
@@ -78,7 +79,12 @@ def waits(space: Namespace, name: str, row: str, *, seconds: float = 60) -> None
     def is_told() -> bool:
         return any(troubles.says(WAITS, row, each) for each in space.events(name))
 
-    wait_for(f"{row!r} told of {name}", is_told, seconds=seconds)
+    try:
+        wait_for(f"{row!r} told of {name}", is_told, seconds=seconds)
+    except NotYet as error:
+        pod = space.get(name)
+        seen = f"on {pod['spec'].get('nodeName')}, {pod['status']}, events {sorted(space.events(name))}"
+        raise AssertionError(f"{error}; it is {seen}") from None
     assert troubles.says(WAITS, row, why(space, name))
     assert space.reasons(name) & {"NoRoom", "FailedScheduling"} & troubles.words(WAITS)
     assert not space.get(name)["spec"].get("nodeName")

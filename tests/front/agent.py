@@ -46,7 +46,9 @@ async def look(state: NodeState) -> None:
 
 async def main() -> None:
     """Serve until SIGTERM."""
-    (FOLDER / "pid").write_text(str(os.getpid()))
+    written = FOLDER / "pid.new"
+    written.write_text(str(os.getpid()))
+    written.replace(FOLDER / "pid")  # who reads meanwhile finds a whole one
     state = NodeState(time.monotonic)
     state.set_gpus(tuple(GpuInfo(uuid, n, "NVIDIA H200", 143771, 132) for n, uuid in enumerate((GPU_A, GPU_B))))
     task = asyncio.current_task()

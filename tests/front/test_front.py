@@ -245,6 +245,35 @@ async def test_the_list_and_the_calls_are_held_for_a_bounded_time(
     await asyncio.to_thread(own.place.stop)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0.0, 1.1])
+async def test_a_call_is_answered_before_the_list_ends(
+    front: FrontProcess, kubelet: FakeKubelet, late: float
+) -> None:
+    """kubelet closes the connection once its list ends, and tells a pod only of that."""
+    own = OwnPlace(front, Patience(hold=1.2))
+    await own.start()
+    await registered(kubelet)
+    async with front.plugin() as plugin:
+        stream = plugin.ListAndWatch(api_pb2.Empty())
+        assert shares(await read(stream)) == BOTH
+        front.kill_agent()
+        await asyncio.sleep(late)
+        ended: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(grpc.aio.AioRpcError, match="no other has begun to serve"):
+                await plugin.Allocate(allocation(GPU_A), timeout=SOON)
+            ended.append("call")
+
+        asking = asyncio.ensure_future(ask())
+        assert await read(stream) is grpc.aio.EOF
+        ended.append("list")
+        await asking
+    assert ended == ["call", "list"]
+    await asyncio.to_thread(own.place.stop)
+
+
 async def test_a_look_that_fails_is_not_the_last(short_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own, plugins = short_path / "own", short_path / "plugins"
     own.mkdir()

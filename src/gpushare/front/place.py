@@ -35,6 +35,7 @@ LOOK_SECONDS: Final = 1.0
 QUICK_SECONDS: Final = 0.02  # while kubelet is away: pods bound before we have registered are rejected for good
 REGISTER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
 SHORT_WATCH_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 2.0  # in which calls that no agent took are answered, before kubelet's list ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,14 @@ class FrontPlace:
 
     def _wait_for_agent(self) -> Http2Connection:
         with self._changed:
-            self._changed.wait_for(lambda: self._agent is not None or self._is_stopping, self._patience.hold)
-            if self._agent is None:
-                why = "the gpushare agent of this node has ended"
-                if not self._is_stopping:
-                    why += f", and no other has begun to serve within {self._patience.hold:.0f} s"
-                raise CallError(StatusCode.UNAVAILABLE, why)
+            while self._agent is None:
+                left = self._gone_at + self._patience.hold - time.monotonic()
+                if left <= 0.0 or self._is_stopping:
+                    why = "the gpushare agent of this node has ended"
+                    if not self._is_stopping:
+                        why += f", and no other has begun to serve within {self._patience.hold:.0f} s"
+                    raise CallError(StatusCode.UNAVAILABLE, why)
+                self._changed.wait(left)
             return self._agent
 
     def _watch(self, _: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
@@ -242,7 +245,7 @@ class FrontPlace:
         kubelet = identity(self._kubelet)
         is_given_up = False
         with self._changed:
-            if self._list is not None and self._agent is None and now - self._gone_at > self._patience.hold:
+            if self._list is not None and self._agent is None and self._is_to_give_up(now - self._gone_at):
                 _log.error("no agent for %.0f s: kubelet gets no list any more", self._patience.hold)
                 self._list = self._registered = None
                 self._changed.notify_all()
@@ -267,6 +270,11 @@ class FrontPlace:
             return QUICK_SECONDS
         self._register(kubelet, now)
         return QUICK_SECONDS
+
+    def _is_to_give_up(self, away_seconds: float) -> bool:
+        """Return whether kubelet's list is to end; it closes our connection then, so calls are answered first."""
+        over = away_seconds - self._patience.hold
+        return over > 0.0 and (over > ANSWER_SECONDS or self._plugin_door.calls <= self._watches)
 
     def _register(self, kubelet: tuple[int, int], now: float) -> None:
         try:
