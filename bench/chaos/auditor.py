@@ -21,6 +21,9 @@ UNWATCHED_SECONDS: Final = 5.0
 DEVICE_RACE_SECONDS: Final = 10.0
 KUBELET_REJECTS: Final = "UnexpectedAdmissionError"  # of a pod that was bound while kubelet had no device plugin
 DEVICES_SEPARATOR: Final = "::"
+# Else within two seconds. After outages of the API server in a row its watch sleeps (docs/measurements/hostile.md).
+KUBELET_SLOW_SECONDS: Final = 15.0
+_UNSEEN: Final = "and kubelet has not seen it"
 # In the scheduler's message: beside its neighbours a promise could not be kept.
 WAITS_BY_DESIGN: Final = "is promised"
 
@@ -45,6 +48,7 @@ class Rule(StrEnum):
     STARTS = "pod with room no client in time"
     OUTSIDE = "tenant outside MPS"
     SETTLED = "not settled in time"
+    KUBELET = "pod bound in time that kubelet did not see in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,20 @@ def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
     return found
 
 
+def lateness(waiting: Sequence[str]) -> Violation:
+    """Return the violation of what has not settled in time: kubelet's own where nothing else is missing."""
+    is_kubelets = bool(waiting) and all(each.endswith(_UNSEEN) for each in waiting)
+    return Violation(Rule.KUBELET if is_kubelets else Rule.SETTLED, "; ".join(waiting)[:1500])
+
+
+def _who_lets_it_wait(pod: PodSeen, now: float) -> str:
+    """Return what a pod without a reason in its status waits for."""
+    if not pod.is_bound:
+        return "kube-scheduler has not tried it"
+    waited = now - pod.bound_at if pod.bound_at is not None and pod.admitted_at is None else 0.0
+    return f"bound for {waited:.0f} s, {_UNSEEN}" if waited >= KUBELET_SLOW_SECONDS else "bound"
+
+
 def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Sequence[str]) -> list[str]:
     """Return what is not yet as it should be, each with a sentence; empty when all has settled.
 
@@ -257,7 +275,7 @@ def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Seque
         elif not pod.is_bound and WAITS_BY_DESIGN in pod.why:
             continue
         elif pod.phase != "Running":
-            waiting.append(f"{one.name} is {pod.phase}: {pod.why}")
+            waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture.taken_at)}")
         elif clients.get(one.uid, set()).isdisjoint(pod.gpus):
             waiting.append(f"{one.name} is no client of {', '.join(pod.gpus) or 'any GPU'}")
         elif {each.partition(DEVICES_SEPARATOR)[0] for each in picture.devices.get(one.uid, ())} != set(pod.gpus):

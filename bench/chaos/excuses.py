@@ -11,8 +11,8 @@ from bench.chaos.run import FaultOutcome
 # Ten processes for each core: what takes 10 ms alone may take 100 ms then, and a starved part misses its times.
 BUSY_LOAD_PER_CORE: Final = 10.0
 _OF_TIME: Final = frozenset({Rule.SETTLED, Rule.FROZEN})
-# They are about the observer and about kubelet, not about us: a late look, one id for two pods for a moment.
-_NOT_OURS: Final = frozenset({Rule.GAP, Rule.DEVICE_RACE})
+# They are about the observer and about kubelet, not about us: a late look, one id for two pods for a moment, its watch.
+_NOT_OURS: Final = frozenset({Rule.GAP, Rule.DEVICE_RACE, Rule.KUBELET})
 
 
 def unexcused(outcomes: Sequence[FaultOutcome], cores: int | None = None) -> list[str]:

@@ -49,7 +49,7 @@ class Eye:
         gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
         named = {uid: part for uid, part in self.parts.items() if part not in self.excused}
         unready += missing_roles(named, found, 0 if Component.MPS in self.excused else len(gpus))
-        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready))
+        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready), time.time())
 
     def _pods(self) -> dict[str, PodSeen]:
         items = self._api.items(f"/api/v1/pods?labelSelector={MANAGED}")
@@ -100,8 +100,20 @@ def pod_seen(item: Json) -> PodSeen:
         is_deleting="deletionTimestamp" in metadata,
         restarts=sum(int(one.get("restartCount", 0)) for one in containers),
         why=_why(status, containers),
-        admitted_at=datetime.fromisoformat(begun).timestamp() if (begun := status.get("startTime")) else None,
+        admitted_at=_unix_time(status.get("startTime")),
+        bound_at=_bound_at(status),
     )
+
+
+def _unix_time(written: str | None) -> float | None:
+    return datetime.fromisoformat(written).timestamp() if written else None
+
+
+def _bound_at(status: Json) -> float | None:
+    for one in status.get("conditions") or []:
+        if one.get("type") == "PodScheduled" and one.get("status") == "True":
+            return _unix_time(one.get("lastTransitionTime"))
+    return None
 
 
 def _mib(limit: str) -> int:

@@ -17,6 +17,7 @@ class PodSeen:
         memory_mib: the decision's memory limit; 0 before.
         why: the reason why it waits or ended.
         admitted_at: when kubelet took it, Unix time in whole seconds; None before.
+        bound_at: when it was bound, likewise.
     """
 
     uid: str
@@ -31,6 +32,7 @@ class PodSeen:
     restarts: int = 0
     why: str = ""
     admitted_at: float | None = None
+    bound_at: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -83,6 +85,7 @@ class Picture:
         processes: live processes of each pod on the node, by uid.
         outside: pods of which a process uses a GPU outside MPS.
         unready: our parts, nodes and components that are not ready, each with a reason.
+        taken_at: Unix time.
     """
 
     pods: Mapping[str, PodSeen] | None
@@ -91,6 +94,7 @@ class Picture:
     processes: Mapping[str, int] = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
     unready: tuple[str, ...] = ()
+    taken_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

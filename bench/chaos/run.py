@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.chaos import auditor
-from bench.chaos.auditor import Allowance, Rule, Violation
+from bench.chaos.auditor import Allowance, Violation
 from bench.chaos.faults import Injected, Injector, NotPossibleError, lasting_seconds
 from bench.chaos.freezes import FreezeWatch
 from bench.chaos.lasting import Differences
@@ -168,7 +168,7 @@ class ChaosRun:
             injected.take_back()
         settled, waiting = self._until_settled(judge, injected.allowance, GIVE_UP_SECONDS)
         if settled is None or settled > SETTLED_SECONDS:
-            judge.add([Violation(Rule.SETTLED, "; ".join(waiting)[:1500])])
+            judge.add([auditor.lateness(waiting or self._last_missing)])
         freezes = self._freezes.report(self._clock())
         judge.add(auditor.left_frozen(freezes))
         return FaultOutcome(

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from bench.chaos.auditor import RESERVE_MIB, Allowance, Rule, broken, differences, left_frozen, unsettled
+from bench.chaos.auditor import (
+    RESERVE_MIB,
+    Allowance,
+    Rule,
+    broken,
+    differences,
+    lateness,
+    left_frozen,
+    unsettled,
+)
 from bench.chaos.freezes import FreezeReport
 from bench.chaos.lasting import DIFFERS_SECONDS, LATE_SECONDS, STARTS_SECONDS, Differences, Starts
 from bench.chaos.picture import ClientSeen, ExpectedPods, GpuSeen, Picture, PodSeen
@@ -233,12 +242,34 @@ def missing(picture: Picture, leaving: tuple[str, ...] = ()) -> str:
     return "; ".join(unsettled(picture, BOOK, leaving))
 
 
+@pytest.mark.parametrize(
+    ("bound_at", "admitted_at", "rule"),
+    [
+        (100.0, None, Rule.KUBELET),
+        (130.0, None, Rule.SETTLED),  # only just bound: who bound it was late
+        (None, None, Rule.SETTLED),
+        (100.0, 101.0, Rule.SETTLED),  # kubelet has it, and something else is missing
+    ],
+)
+def test_only_what_kubelet_alone_has_not_seen_for_long_is_kubelets(
+    bound_at: float | None, admitted_at: float | None, rule: Rule
+) -> None:
+    pending = replace(PODS["a"], phase="Pending", bound_at=bound_at, admitted_at=admitted_at)
+    picture = replace(with_pod(pending), taken_at=140.0)
+    waiting = unsettled(picture, BOOK, [])
+    assert lateness(waiting).rule is rule
+    assert lateness([*waiting, "something else"]).rule is Rule.SETTLED
+    assert lateness([]).rule is Rule.SETTLED
+
+
 def test_what_has_not_settled_is_said() -> None:
     waits = with_pod(replace(PODS["a"], phase="Pending", why="no room"))
     assert "load/a is Pending: no room" in missing(waits)
     careful = "1 has room, but a tenant there could keep only 0.05 of its speed alone, 0.08 is promised"
     assert missing(with_pod(replace(PODS["a"], phase="Pending", is_bound=False, why=careful))) == ""
     assert missing(with_pod(replace(PODS["a"], phase="Pending", is_bound=True, why=careful))) != ""
+    untried = with_pod(replace(PODS["a"], phase="Pending", is_bound=False))
+    assert "load/a is Pending: kube-scheduler has not tried it" in missing(untried)
     silent = replace(SOUND, gpus=(replace(SOUND.gpus[0], gate_age_seconds=30.0), SOUND.gpus[1]))
     assert "the gate of GPU-1 is Active, written 30 s ago" in missing(silent)
     sick = replace(SOUND, gpus=(replace(SOUND.gpus[0], health="Unhealthy"), SOUND.gpus[1]))

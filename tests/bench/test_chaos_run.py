@@ -121,13 +121,14 @@ def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> No
     assert unexcused([busy, calm], cores=2) == [f"{rule}: why"]
 
 
-@pytest.mark.parametrize("rule", [Rule.GAP, Rule.DEVICE_RACE])
+@pytest.mark.parametrize("rule", [Rule.GAP, Rule.DEVICE_RACE, Rule.KUBELET])
 def test_what_is_not_ours_is_excused(rule: Rule) -> None:
     assert unexcused([FaultOutcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",))]) == []
 
 
 @pytest.mark.parametrize(
-    "rule", sorted(set(Rule) - {Rule.SETTLED, Rule.FROZEN, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED})
+    "rule",
+    sorted(set(Rule) - {Rule.SETTLED, Rule.FROZEN, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED, Rule.KUBELET}),
 )
 def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
     assert unexcused([FaultOutcome(0, FaultKind.KILL_AGENT, violations=(f"{rule}: a",), load_average=1e3)]) == [
@@ -373,9 +374,18 @@ def test_a_pod_as_the_api_server_tells_it() -> None:
             },
         },
         "spec": {"nodeName": "x", "containers": [{"resources": {"limits": {"gpushare.io/share": "200"}}}, {}]},
-        "status": {"phase": "Running", "containerStatuses": [{"restartCount": 2, "state": {"running": {}}}]},
+        "status": {
+            "phase": "Running",
+            "startTime": "1970-01-01T00:00:07Z",
+            "conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:09Z"},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:00:05Z"},
+            ],
+            "containerStatuses": [{"restartCount": 2, "state": {"running": {}}}],
+        },
     }
     seen = pod_seen(item)
+    assert (seen.bound_at, seen.admitted_at) == (5.0, 7.0)
     assert (seen.gpus, seen.share, seen.memory_mib, seen.thread_percentage) == (("GPU-1", "GPU-2"), 200, 8192, 100)
     assert (seen.is_bound, seen.restarts, seen.is_deleting) == (True, 2, False)
 
