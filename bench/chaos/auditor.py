@@ -21,7 +21,7 @@ UNWATCHED_SECONDS: Final = 5.0
 DEVICE_RACE_SECONDS: Final = 10.0
 KUBELET_REJECTS: Final = "UnexpectedAdmissionError"  # of a pod that was bound while kubelet had no device plugin
 DEVICES_SEPARATOR: Final = "::"
-# Else within two seconds. After outages of the API server in a row its watch sleeps (docs/measurements/hostile.md).
+# Two are usual. Its watch sleeps after outages of the API server in a row (docs/measurements/hostile.md).
 KUBELET_SLOW_SECONDS: Final = 15.0
 _UNSEEN: Final = "and kubelet has not seen it"
 # In the scheduler's message: beside its neighbours a promise could not be kept.

@@ -11,7 +11,7 @@ from bench.chaos.run import FaultOutcome
 # Ten processes for each core: what takes 10 ms alone may take 100 ms then, and a starved part misses its times.
 BUSY_LOAD_PER_CORE: Final = 10.0
 _OF_TIME: Final = frozenset({Rule.SETTLED, Rule.FROZEN})
-# They are about the observer and about kubelet, not about us: a late look, one id for two pods for a moment, its watch.
+# Not about us, but about the observer, who looks late, and kubelet: one id for two pods, a watch that sleeps.
 _NOT_OURS: Final = frozenset({Rule.GAP, Rule.DEVICE_RACE, Rule.KUBELET})
 
 
