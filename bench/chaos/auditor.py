@@ -243,12 +243,21 @@ def lateness(waiting: Sequence[str]) -> Violation:
     return Violation(Rule.KUBELET if is_kubelets else Rule.SETTLED, "; ".join(waiting)[:1500])
 
 
-def _who_lets_it_wait(pod: PodSeen, now: float) -> str:
+def is_slow(pod: PodSeen, now: float) -> bool:
+    """Return whether kubelet should have taken a pod long ago, by when it was bound."""
+    return pod.bound_at is not None and pod.admitted_at is None and now - pod.bound_at >= KUBELET_SLOW_SECONDS
+
+
+def _who_lets_it_wait(pod: PodSeen, picture: Picture) -> str:
     """Return what a pod without a reason in its status waits for."""
     if not pod.is_bound:
         return "kube-scheduler has not tried it"
-    waited = now - pod.bound_at if pod.bound_at is not None and pod.admitted_at is None else 0.0
-    return f"bound for {waited:.0f} s, {_UNSEEN}" if waited >= KUBELET_SLOW_SECONDS else "bound"
+    if not is_slow(pod, picture.taken_at):
+        return "bound"
+    waited = f"bound for {picture.taken_at - (pod.bound_at or 0.0):.0f} s"
+    if picture.kubelet_has is None or pod.uid in picture.kubelet_has:  # it may wait for our device plugin
+        return f"{waited}, and kubelet has not admitted it"
+    return f"{waited}, {_UNSEEN}"
 
 
 def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Sequence[str]) -> list[str]:
@@ -275,7 +284,7 @@ def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Seque
         elif not pod.is_bound and WAITS_BY_DESIGN in pod.why:
             continue
         elif pod.phase != "Running":
-            waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture.taken_at)}")
+            waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture)}")
         elif clients.get(one.uid, set()).isdisjoint(pod.gpus):
             waiting.append(f"{one.name} is no client of {', '.join(pod.gpus) or 'any GPU'}")
         elif {each.partition(DEVICES_SEPARATOR)[0] for each in picture.devices.get(one.uid, ())} != set(pod.gpus):

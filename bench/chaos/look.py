@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bench.chaos import node
 from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
+from bench.chaos.auditor import is_slow
 from bench.chaos.parts import RELEASE_NAMESPACE, Component, missing_roles
 from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
 
@@ -49,7 +50,20 @@ class Eye:
         gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
         named = {uid: part for uid, part in self.parts.items() if part not in self.excused}
         unready += missing_roles(named, found, 0 if Component.MPS in self.excused else len(gpus))
-        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready), time.time())
+        now = time.time()
+        known = self._known_to_kubelet() if any(is_slow(pod, now) for pod in (pods or {}).values()) else None
+        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready), now, known)
+
+    def _known_to_kubelet(self) -> frozenset[str] | None:
+        """Return the uids of the pods that the kubelets have seen, admitted or not; None if one does not tell."""
+        found: set[str] = set()
+        try:
+            for one in self._api.items("/api/v1/nodes"):
+                pods = self._api.get(f"/api/v1/nodes/{one['metadata']['name']}/proxy/pods")
+                found |= {item["metadata"]["uid"] for item in pods.get("items") or []}
+        except (NoAnswerError, RefusedError):
+            return None
+        return frozenset(found)
 
     def _pods(self) -> dict[str, PodSeen]:
         items = self._api.items(f"/api/v1/pods?labelSelector={MANAGED}")

@@ -86,6 +86,7 @@ class Picture:
         outside: pods of which a process uses a GPU outside MPS.
         unready: our parts, nodes and components that are not ready, each with a reason.
         taken_at: Unix time.
+        kubelet_has: uids of the pods that kubelet knows, asked only where a pod was bound long ago; None: unknown.
     """
 
     pods: Mapping[str, PodSeen] | None
@@ -95,6 +96,7 @@ class Picture:
     outside: frozenset[str] = frozenset()
     unready: tuple[str, ...] = ()
     taken_at: float = 0.0
+    kubelet_has: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

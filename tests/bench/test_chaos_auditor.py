@@ -243,19 +243,22 @@ def missing(picture: Picture, leaving: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize(
-    ("bound_at", "admitted_at", "rule"),
+    ("bound_at", "admitted_at", "kubelet_has", "rule"),
     [
-        (100.0, None, Rule.KUBELET),
-        (130.0, None, Rule.SETTLED),  # only just bound: who bound it was late
-        (None, None, Rule.SETTLED),
-        (100.0, 101.0, Rule.SETTLED),  # kubelet has it, and something else is missing
+        (100.0, None, {"b"}, Rule.KUBELET),
+        (100.0, None, {"a", "b"}, Rule.SETTLED),  # kubelet has it: our device plugin may be what it waits for
+        (100.0, None, None, Rule.SETTLED),  # nobody knows
+        (130.0, None, {"b"}, Rule.SETTLED),  # only just bound: who bound it was late
+        (None, None, {"b"}, Rule.SETTLED),
+        (100.0, 101.0, {"b"}, Rule.SETTLED),  # admitted, and something else is missing
     ],
 )
 def test_only_what_kubelet_alone_has_not_seen_for_long_is_kubelets(
-    bound_at: float | None, admitted_at: float | None, rule: Rule
+    bound_at: float | None, admitted_at: float | None, kubelet_has: set[str] | None, rule: Rule
 ) -> None:
+    known = None if kubelet_has is None else frozenset(kubelet_has)
     pending = replace(PODS["a"], phase="Pending", bound_at=bound_at, admitted_at=admitted_at)
-    picture = replace(with_pod(pending), taken_at=140.0)
+    picture = replace(with_pod(pending), taken_at=140.0, kubelet_has=known)
     waiting = unsettled(picture, BOOK, [])
     assert lateness(waiting).rule is rule
     assert lateness([*waiting, "something else"]).rule is Rule.SETTLED

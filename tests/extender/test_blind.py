@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import PodView, names
 from gpushare.extender import blind
-from gpushare.extender.blind import CONFIG, PAUSE_SECONDS, BlindScheduler, UntriedPods, processes_of_scheduler
+from gpushare.extender.blind import (
+    CONFIG,
+    MOST_RESTARTS,
+    PAUSE_SECONDS,
+    WINDOW_SECONDS,
+    BlindScheduler,
+    UntriedPods,
+    processes_of_scheduler,
+)
 from gpushare.kube import PODS, Retryable
 from gpushare.kube.fake import FakeApi
 
@@ -93,12 +101,14 @@ async def test_a_pod_that_comes_after_a_restart_waits_for_its_pause_alone(bench:
 
 
 async def test_two_restarts_are_some_time_apart(bench: Bench) -> None:
-    for number in range(200):
+    for number in range(800):
         bench.put(f"p{number}")
         await bench.run(3)
     gaps = [after - before for before, after in pairwise(bench.ends)]
     assert min(gaps) >= PAUSE_SECONDS
-    assert len(gaps) > 3
+    in_a_window = [sum(at <= each < at + WINDOW_SECONDS for each in bench.ends) for at in bench.ends]
+    assert max(in_a_window) == MOST_RESTARTS
+    assert len(bench.ends) > 2 * MOST_RESTARTS
 
 
 async def test_one_that_asks_about_somebody_is_at_work(bench: Bench) -> None:
@@ -127,6 +137,8 @@ async def test_one_that_refuses_or_serves_pods_by_itself_is_at_work(bench: Bench
         {"spec": {"schedulerName": "default-scheduler"}},
         {"spec": {"schedulingGates": [{"name": "wait"}]}},
         {"spec": {"nodeName": "n1"}},
+        {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "not-made-yet"}]}},
+        {"spec": {"workloadRef": {"name": "gang", "podGroup": "workers"}}},
     ],
 )
 async def test_a_pod_that_waits_for_something_else_is_asked_about_once(bench: Bench, change: Json) -> None:

@@ -10,19 +10,22 @@ import logging
 import math
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import PodView, names, not_scheduled
+from gpushare.core.api import PodView, may_wait_untried, names, not_scheduled
 from gpushare.kube import PODS, Api, ApiError, NotFound
 
 _log = logging.getLogger(__name__)
 DEFAULT_SECONDS: Final = 25.0
 """Longer than a change of the leader, with kube-scheduler's lease of 15 s, and its start take."""
 PAUSE_SECONDS: Final = 40.0  # at least, between two restarts
+MOST_RESTARTS: Final = 3  # within `WINDOW_SECONDS`: kubelet's back-off grows with each, up to five minutes
+WINDOW_SECONDS: Final = 600.0
 BUSY_SECONDS: Final = 2.0  # after a question nobody is looked through: there may be thousands
 CONFIG: Final = "--config=/etc/gpushare/scheduler.yaml"  # an argument that the chart gives kube-scheduler alone
 
@@ -103,6 +106,7 @@ class BlindScheduler:
         self._clock, self._end = clock, end or _terminate
         self._pods = UntriedPods(after_seconds)
         self._quiet_until = clock() + after_seconds
+        self._ended_at: deque[float] = deque(maxlen=MOST_RESTARTS)
         self._known_restarts = restarts()
         self._is_on = after_seconds > 0
 
@@ -131,7 +135,10 @@ class BlindScheduler:
             for each in unseen:  # one restart for each pod is enough
                 self._pods.was_tried(each.uid)
             self._pods.again()
-            self._quiet_until = now + PAUSE_SECONDS
+            self._ended_at.append(now)
+            is_most = len(self._ended_at) == MOST_RESTARTS
+            window_ends = self._ended_at[0] + WINDOW_SECONDS if is_most else now
+            self._quiet_until = max(now + PAUSE_SECONDS, window_ends)
             is_ended = self._end() > 0
             does = "it is started anew" if is_ended else "its process is not found here"
             _log.warning("kube-scheduler has not seen pod %s and asks nothing: %s", pod.key, does)
@@ -146,8 +153,9 @@ class BlindScheduler:
             return False
         now = PodView.from_object(read)
         is_tried = now.node is not None or not_scheduled(read.get("status") or {}) is not None
+        waits = is_tried or may_wait_untried(read["spec"])
         is_ours = read["spec"].get("schedulerName") == names.SCHEDULER_NAME and now.uid == pod.uid
-        return is_ours and not is_tried and not now.gated and not now.leaving
+        return is_ours and not waits and not now.leaving
 
 
 def _terminate() -> int:

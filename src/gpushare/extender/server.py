@@ -131,7 +131,7 @@ class Extender:
                 return f"{task.get_name()} was cancelled"
             if task.done() and (error := task.exception()) is not None:
                 return f"{task.get_name()} ended: {error!r}"
-        return next(filter(None, (reflector.trouble for reflector in self.reflectors)), "")
+        return ""
 
     def routes(self) -> dict[str, Route]:
         """Return the HTTP routes for kubelet and Prometheus, which are served outside the event loop."""

@@ -87,13 +87,6 @@ class Reflector(Generic[T]):
         return self._bad.count
 
     @property
-    def trouble(self) -> str:
-        """Return a sentence on why it no longer watches; empty while it does, or before it starts."""
-        if self._task is None or not self._task.done() or self._task.cancelled():
-            return ""
-        return f"the watch of {self.name} ended: {self._task.exception()!r}"
-
-    @property
     def items(self) -> Mapping[str, T]:
         """Return the present objects by key, as a live view."""
         return MappingProxyType(self._items)
@@ -139,6 +132,12 @@ class Reflector(Generic[T]):
                     self._version = None
                 _log.warning("watch of %s failed, again in %.1f s: %s", self.name, delay, error)
                 self._failures += 1
+            except Exception:  # noqa: BLE001 - an answer of no known shape must not end the watch for good
+                self._version = None
+                self.restarts += 1
+                self._failures += 1
+                delay = self._backoff(self._failures)
+                _log.exception("watch of %s failed on what was answered, again in %.1f s", self.name, delay)
             await self._sleep(delay)
 
     def _backoff(self, failures: int) -> float:

@@ -35,6 +35,15 @@ def gates_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(gate.get("name")) for gate in spec.get("schedulingGates") or ())
 
 
+def may_wait_untried(spec: Mapping[str, Any]) -> bool:
+    """Return whether kube-scheduler may hold a pod back before its first attempt, without a word in its status.
+
+    Its plugins do so for a scheduling gate, a resource claim that does not exist or a group of pods that is not
+    complete (PreEnqueue of SchedulingGates, DynamicResources and GangScheduling, Kubernetes 1.35).
+    """
+    return any(spec.get(field) for field in ("schedulingGates", "resourceClaims", "workloadRef"))
+
+
 def waiting_reason(status: Mapping[str, Any]) -> str:
     """Return kubelet's reason for the first waiting container; empty if none waits."""
     reasons = (
