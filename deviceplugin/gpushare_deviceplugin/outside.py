@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from gpushare.core.gpu import (
     look,
     pids_outside,
 )
-from gpushare.mps.identity import PROC, pod_uid_of, start_ticks_of
+from gpushare.mps.identity import PROC, container_of, pod_uid_of, start_ticks_of
 from gpushare.mps.status import GateState, GateStatus
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
@@ -32,6 +33,9 @@ _MOST_WAITING: Final = 256  # reports in the queue while the API server is slow
 _SHOWN_PIDS: Final = 8
 _ASK_SECONDS: Final = 10.0  # between two lookups of one pod: a static pod's uid differs from the API server's
 _MOST_KNOWN: Final = 1024  # pods remembered; beyond that, all are forgotten and looked up again
+# So many processes of a pod ended within so many seconds end its container too: kubelet waits longer each time.
+_MOST_ENDED: Final = 3
+_MANY_SECONDS: Final = 60.0
 # In other states the gate's report may name a server that no longer runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
@@ -73,6 +77,30 @@ def end_process(process: OutsideProcess, proc: Path = PROC) -> bool:
     return True
 
 
+def first_of_container(process: OutsideProcess, proc: Path = PROC) -> OutsideProcess | None:
+    """Return the first process of a process' container, with which the container ends; None if it cannot be told.
+
+    It is the one that was started first of those in the same cgroups. A process that is gone is in no container.
+    """
+    cgroups = container_of(process.pid, proc)
+    if not cgroups or pod_uid_of(process.pid, proc) != process.pod_uid:
+        return None
+    beside = [int(each.name) for each in proc.iterdir() if each.name.isdecimal()]
+    found = [
+        (ticks, pid)
+        for pid in beside
+        if container_of(pid, proc) == cgroups and (ticks := start_ticks_of(pid, proc)) is not None
+    ]
+    return OutsideProcess(min(found)[1], min(found)[0], process.pod_uid) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedContainer:
+    """A container that was ended, by the uid of its pod; its processes had left MPS again and again."""
+
+    pod_uid: str
+
+
 class OutsideMps:
     """Checks of the processes in each sampling round; `run` reports findings.
 
@@ -112,7 +140,8 @@ class OutsideMps:
         self._again_until = -math.inf
         self._asked_at: dict[str, float] = {}  # lookups of unknown pods, by uid
         self._refused: set[OutsideProcess] = set()
-        self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
+        self._ended_at: dict[str, dict[OutsideProcess, float]] = {}  # by pod uid, the last ones
+        self._found: asyncio.Queue[tuple[str, Found | EndedContainer]] = asyncio.Queue(_MOST_WAITING)
 
     def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
         """Check one GPU's processes; ignore `None`, or a gate that does not serve."""
@@ -171,14 +200,31 @@ class OutsideMps:
 
     def _end_one(self, uuid: str, process: OutsideProcess) -> None:
         try:
+            first = first_of_container(process, self._proc) if self._leaves_again(process) else None
             if self._end(process):
                 self.ended[uuid] = self.ended.get(uuid, 0) + 1
                 _log.warning("ended process %d of pod %s, outside MPS", process.pid, process.pod_uid)
+            if first is not None and self._end(first):
+                self._ended_at.pop(str(first.pod_uid), None)
+                _log.warning("ended the container of process %d of pod %s", process.pid, process.pod_uid)
+                if not self._found.full():
+                    self._found.put_nowait((uuid, EndedContainer(str(first.pod_uid))))
         except OSError as error:
             if process not in self._refused:
                 self._refused = {process} | {each for each in self._refused if each.pod_uid == process.pod_uid}
                 self._state.counts.error("outside")
                 _log.error("process %d outside MPS cannot be ended: %s", process.pid, error)
+
+    def _leaves_again(self, process: OutsideProcess) -> bool:
+        """Record a process that is to be ended; return whether its pod had too many of them lately."""
+        now, uid = self._clock(), str(process.pod_uid)
+        self._ended_at = {
+            pod: lately
+            for pod, ended in self._ended_at.items()
+            if (lately := {each: at for each, at in ended.items() if now - at < _MANY_SECONDS})
+        }
+        self._ended_at.setdefault(uid, {}).setdefault(process, now)
+        return len(self._ended_at[uid]) >= _MOST_ENDED
 
     def _exempt(self, uuid: str, gate: GateStatus) -> frozenset[str]:
         """Return the exempt pods: those of several whole GPUs (docs/adr/0030), and the MPS host's self-test."""
@@ -196,6 +242,13 @@ class OutsideMps:
     async def tell_next(self) -> None:
         """Wait for the next finding and report it: on the pod where it is known, else on the node."""
         uuid, found = await self._found.get()
+        if isinstance(found, EndedContainer):
+            pod = await self._find_pod(found.pod_uid)
+            note = (
+                f"its processes use GPU {uuid} outside MPS again and again: the node agent ended their container"
+            )
+            await self._tell(Notice(pod.uid if pod else None, REASON, note), pod)
+            return
         pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None
         if pod is not None:
             if _has_whole(self._state.gpus_of(pod), uuid):

@@ -203,7 +203,7 @@ def said_by_heading() -> dict[str, list[str]]:
         "A container does not start": saying(plugin, "no MPS gate listens"),
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
         OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
-        OUTSIDE: outside_mps(),
+        OUTSIDE: [*outside_mps(), *saying(outside, "again and again")],
         UNTHROTTLED: saying(freezer, "is mounted read-only", "may not be written", "no cgroup file system"),
     }
 

@@ -329,6 +329,43 @@ async def test_graphics_are_told_and_ended_only_where_all_is(
     assert bench.counts() == (1, 1)
 
 
+@pytest.mark.parametrize("lives_for", [1, 2])
+async def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(
+    tmp_path: Path, state: NodeState, clock: Clock, lives_for: int
+) -> None:
+    """Processes that are each there for one look, or that their parent starts anew after each end."""
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.DECIDED)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    main, other = 20, 21
+    bench.process(main, UIDS["web"], ticks=50)
+    bench.process(other, UIDS["batch"], ticks=10)
+    for number in range(12):
+        pid = 100 + number // lives_for
+        bench.process(pid, UIDS["web"], ticks=200 + pid)
+        await bench.rounds(1, outside=(SERVER, pid))
+        if main in bench.ended:
+            break
+    children = [pid for pid in bench.ended if pid != main]
+    assert bench.ended[-1] == main
+    assert len(set(children)) == 3
+    assert other not in bench.ended
+    assert [notice.pod_uid for notice in bench.told] == [UIDS["web"]] * 2
+    assert "again and again: the node agent ended their container" in bench.told[-1].note
+
+
+async def test_processes_that_leave_mps_now_and_then_cost_no_container(
+    tmp_path: Path, state: NodeState, clock: Clock
+) -> None:
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.DECIDED)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(20, UIDS["web"], ticks=50)
+    for pid in range(100, 106):
+        bench.process(pid, UIDS["web"], ticks=200 + pid)
+        await bench.rounds(2, outside=(SERVER, pid))
+        await bench.rounds(30)
+    assert bench.ended == list(range(100, 106))
+
+
 async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:
     bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
     bench.process(STRAY, UIDS["web"])

@@ -215,6 +215,16 @@ def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None
     assert max(took.values()) <= NAMED_SECONDS + 1, measured
 
 
+@pytest.mark.parametrize("attack", ["chain", "reborn"])
+def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(stage: Stage, attack: str) -> None:
+    """By processes too short for two looks, or started anew as often as they are ended: kubelet's back-off grows."""
+    stage.start(stage.hostile(attack, attack))
+    stage.says(attack, "a process outside")
+    note = stage.told(attack, "again and again")
+    told("The pod does not use MPS", note)
+    wait_for("it ended", lambda: exit_code(stage.space.get(attack)) == 137)
+
+
 def outside_at(stage: Stage, name: str) -> float:
     """When a pod's process began to use the GPU outside MPS, Unix time."""
     lines = stage.space.log(name, "--timestamps").splitlines()

@@ -33,6 +33,7 @@ from gpushare.twin.mps.client import (
     introduce,
     request_server,
 )
+from gpushare.twin.mps.state import OUTSIDE_COMM
 
 ATTACK = sys.argv[1] if len(sys.argv) > 1 else ""
 ARGUMENT = sys.argv[2] if len(sys.argv) > 2 else ""
@@ -41,6 +42,7 @@ WORKLOAD = WORKLOADS["montecarlo-fp32"]
 JUST_BEFORE_THE_TIMEOUT = 7.5
 DESCRIPTORS_OF_A_MESSAGE = 253  # the kernel's SCM_MAX_FD
 MOST_IN_FLIGHT = 1_200_000  # more than a process may usually have open
+PR_SET_NAME = 15
 MOST_OPEN = 20_000  # more than a gate keeps of all pods together
 EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}  # the kernel's number of exit(), by machine
 
@@ -352,6 +354,27 @@ def stay() -> None:
             more = len([fork(again) for _ in range(2)])
 
 
+def use_without_mps() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
+    say("a process outside")
+
+
+def chain() -> None:
+    """Leave MPS with processes that live for less than the time between two looks, one after the other."""
+    while True:
+        fork(lambda: (use_without_mps(), time.sleep(0.45)))
+        time.sleep(0.35)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def reborn() -> None:
+    """Leave MPS with a process that is started anew as often as it is ended."""
+    while True:
+        os.waitpid(fork(lambda: (use_without_mps(), forever())), 0)
+
+
 def look() -> None:
     """What root can see and do that would lead past the gate."""
     own = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
@@ -373,5 +396,5 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    attacks = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
+    attacks = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, chain, reborn, look)
     {each.__name__: each for each in attacks}[ATTACK]()

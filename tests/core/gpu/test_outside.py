@@ -1,5 +1,8 @@
 """Processes outside MPS: who counts, after how many looks, and how often it is told."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpushare.core.gpu import GpuProcess
 from gpushare.core.gpu.outside import (
     QUIET_SECONDS,
@@ -49,8 +52,56 @@ def test_a_client_that_was_about_to_connect_is_not_found() -> None:
 
 
 def test_one_that_went_and_came_is_found_again() -> None:
-    again = looks((ONE,), (ONE,), (), (ONE,), (ONE,), every=QUIET_SECONDS)
-    assert again == [[], [Found("uid-a", (3,), True)], [], [], [Found("uid-a", (3,), True)]]
+    again = looks((ONE,), (ONE,), (), (), (ONE,), (ONE,), every=QUIET_SECONDS)
+    assert again == [[], [Found("uid-a", (3,), True)], [], [], [], [Found("uid-a", (3,), True)]]
+
+
+def chain(
+    length: int, *, gaps: tuple[int, ...] = (), uid: str | None = "uid-a"
+) -> list[tuple[OutsideProcess, ...]]:
+    """Processes of a pod that live for one look each, none at the looks of `gaps`."""
+    return [() if number in gaps else (OutsideProcess(number, 1, uid),) for number in range(length)]
+
+
+def test_a_pod_with_another_process_at_each_look_is_found_at_the_third() -> None:
+    found = looks(*chain(5))
+    assert found == [
+        [],
+        [],
+        [Found("uid-a", (2,), True)],
+        [Found("uid-a", (3,), False)],
+        [Found("uid-a", (4,), False)],
+    ]
+
+
+def test_one_look_without_a_process_hides_no_pod_but_several_do() -> None:
+    assert looks(*chain(4, gaps=(1,))) == [[], [], [], [Found("uid-a", (3,), True)]]
+    assert looks(*chain(12, gaps=(1, 2, 4, 5, 7, 8, 10, 11))) == [[]] * 12
+    watch = OutsideWatch()
+    for number in range(9):
+        watch, _ = look(watch, chain(3)[number] if number < 3 else [], (), float(number))
+    assert watch.pods == {}, "forgotten"
+
+
+def test_pods_looks_are_not_added_up_and_what_is_in_no_pod_is_no_pod() -> None:
+    one, other = chain(6, gaps=(1, 2, 4, 5)), chain(6, gaps=(0, 2, 3, 5), uid="uid-b")
+    assert looks(*((*a, *b) for a, b in zip(one, other, strict=True))) == [[]] * 6
+    assert looks(*chain(6, uid=None)) == [[]] * 6
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["a", "b", None])), max_size=4), max_size=30)
+)
+def test_each_process_is_found_once_while_it_stays(rounds: list[list[tuple[int, str | None]]]) -> None:
+    watch, before = OutsideWatch(), set()
+    for number, drawn in enumerate(rounds):
+        present = {OutsideProcess(pid, 1, uid) for pid, uid in drawn}
+        watch, found = look(watch, present, (), float(number))
+        now = set(watch.present)
+        assert now <= present
+        assert not before & present - now, "found, and still there"
+        assert sorted(pid for each in found for pid in each.pids) == sorted(one.pid for one in now - before)
+        before = now
 
 
 def test_a_later_process_with_the_same_pid_is_another() -> None:

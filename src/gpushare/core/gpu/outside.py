@@ -1,16 +1,18 @@
 """Processes that use a shared GPU outside MPS, where no share and no memory limit applies to them.
 
 A process that is about to become an MPS client may look like one outside for a moment, so two looks in a row
-count.
+count. A pod that starts one short process after the other has none for two looks: then the pod's looks count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.gpu.devices import GpuProcess
 
 LOOKS: Final = 2
+POD_LOOKS: Final = 3  # of the last `POD_WINDOW` looks, with whichever processes of the pod
+POD_WINDOW: Final = 4
 AGAIN_SECONDS: Final = 0.5  # at most, to the look that decides: with one look a second, reported within 1.5 s
 QUIET_SECONDS: Final = 30.0  # so that a pod that starts process after process does not cause endless events
 
@@ -39,21 +41,27 @@ class OutsideWatch:
         looks: for each process of the last look, in how many looks in a row it was present.
         told_at: by pod uid (None: processes of no pod), when the last event was due.
         found: number of processes found since the watch began.
+        pods: by pod uid, at which of the last `POD_WINDOW` looks it had a process outside, the last one first.
     """
 
     looks: Mapping[OutsideProcess, int] = field(default_factory=dict)
     told_at: Mapping[str | None, float] = field(default_factory=dict)
     found: int = 0
+    pods: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
 
     @property
     def present(self) -> tuple[OutsideProcess, ...]:
-        """Return the processes that are outside MPS now, seen in at least LOOKS looks in a row."""
-        return tuple(process for process, looks in self.looks.items() if looks >= LOOKS)
+        """Return the processes that are outside MPS now, by their own looks or by those of their pod."""
+        return tuple(process for process in self.looks if self._is_found(process))
 
     @property
     def is_unsure(self) -> bool:
         """Return whether the next look decides about a process."""
-        return any(looks < LOOKS for looks in self.looks.values())
+        return any(not self._is_found(process) for process in self.looks)
+
+    def _is_found(self, process: OutsideProcess) -> bool:
+        of_pod = self.pods.get(process.pod_uid, ()) if process.pod_uid is not None else ()
+        return self.looks[process] >= LOOKS or sum(of_pod) >= POD_LOOKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +89,8 @@ def look(
 ) -> tuple[OutsideWatch, tuple[Found, ...]]:
     """Return the state after another look at one GPU, and the processes found by it.
 
-    A process is found once, when it has been present for LOOKS looks in a row; one that went away and came back is
-    found again.
+    A process is found once: when it has been present for LOOKS looks in a row, or its pod had some process
+    outside in POD_LOOKS of the last POD_WINDOW; one that went away and came back is found again.
 
     Args:
         before: the state after the previous look.
@@ -92,9 +100,11 @@ def look(
     """
     watched = [process for process in present if process.pod_uid is None or process.pod_uid not in exempt]
     looks = {process: before.looks.get(process, 0) + 1 for process in watched}
+    after = OutsideWatch(looks, pods=_pods(before.pods, {process.pod_uid for process in watched}))
+    known = set(before.present)
     by_pod: dict[str | None, list[OutsideProcess]] = {}
-    for process, times in looks.items():
-        if times == LOOKS:
+    for process in after.present:
+        if process not in known:
             by_pod.setdefault(process.pod_uid, []).append(process)
     told_at = {uid: at for uid, at in before.told_at.items() if now - at < QUIET_SECONDS}
     found = tuple(
@@ -107,4 +117,12 @@ def look(
         for uid, processes in by_pod.items()
     )
     told_at |= {each.pod_uid: now for each in found if each.is_told}
-    return OutsideWatch(looks, told_at, before.found + sum(len(each.pids) for each in found)), found
+    count = before.found + sum(len(each.pids) for each in found)
+    return replace(after, told_at=told_at, found=count), found
+
+
+def _pods(before: Mapping[str, tuple[bool, ...]], now: Collection[str | None]) -> dict[str, tuple[bool, ...]]:
+    """Return each pod's last looks with this one; a pod without a process in any of them is left out."""
+    uids = before.keys() | {uid for uid in now if uid is not None}
+    looks = {uid: (uid in now, *before.get(uid, ()))[:POD_WINDOW] for uid in uids}
+    return {uid: of_pod for uid, of_pod in looks.items() if any(of_pod)}
