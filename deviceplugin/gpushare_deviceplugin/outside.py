@@ -96,7 +96,7 @@ def first_of_container(process: OutsideProcess, proc: Path = PROC) -> OutsidePro
 
 @dataclass(frozen=True, slots=True)
 class EndedContainer:
-    """A container that was ended, by the uid of its pod; its processes had left MPS again and again."""
+    """A container that was ended, by the uid of its pod; its processes had left MPS repeatedly."""
 
     pod_uid: str
 
@@ -244,9 +244,7 @@ class OutsideMps:
         uuid, found = await self._found.get()
         if isinstance(found, EndedContainer):
             pod = await self._find_pod(found.pod_uid)
-            note = (
-                f"its processes use GPU {uuid} outside MPS again and again: the node agent ended their container"
-            )
+            note = f"processes of it use GPU {uuid} outside MPS again and again: their container was ended"
             await self._tell(Notice(pod.uid if pod else None, REASON, note), pod)
             return
         pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None

@@ -350,7 +350,7 @@ async def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(
     assert len(set(children)) == 3
     assert other not in bench.ended
     assert [notice.pod_uid for notice in bench.told] == [UIDS["web"]] * 2
-    assert "again and again: the node agent ended their container" in bench.told[-1].note
+    assert "again and again: their container was ended" in bench.told[-1].note
 
 
 async def test_processes_that_leave_mps_now_and_then_cost_no_container(

@@ -217,7 +217,7 @@ def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None
 
 @pytest.mark.parametrize("attack", ["chain", "reborn"])
 def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(stage: Stage, attack: str) -> None:
-    """By processes too short for two looks, or started anew as often as they are ended: kubelet's back-off grows."""
+    """By processes too short for two looks, or by another as often as one is ended."""
     stage.start(stage.hostile(attack, attack))
     stage.says(attack, "a process outside")
     note = stage.told(attack, "again and again")

@@ -396,5 +396,6 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    attacks = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, chain, reborn, look)
+    inside = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
+    attacks = (*inside, chain, reborn)
     {each.__name__: each for each in attacks}[ATTACK]()
