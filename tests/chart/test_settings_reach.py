@@ -111,6 +111,39 @@ def test_without_values_each_process_has_its_own_defaults(render: Render) -> Non
     assert found.mps.max_clients_per_pod == found.admission.policy.max_clients_per_pod == 16
 
 
+OTHERS: dict[str, object] = {
+    "policy.placement": "bestfit",
+    "policy.maxSlowdown": 1.7,
+    "policy.latencyMaxSlowdown": 1.3,
+    "policy.reserveAfterSeconds": 60,
+    "policy.gpuMemoryReserveMiB": 777,
+    "policy.chargeMemory": False,
+    "policy.chargeThreads": False,
+    "policy.probationSeconds": 61,
+    "policy.longestProbationSeconds": 301,
+    "policy.probations": 3,
+    "defaults.class": "latency",
+    "defaults.fraction": "0.4",
+    "throttle.enabled": False,
+}
+"""A value other than the default for each key of the release's settings."""
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_a_setting_reaches_who_decides_as_it_reaches_who_explains(render: Render, path: str) -> None:
+    found = Installation(render(nested(path, OTHERS[path])))
+    assert found.extender.settings == found.shown != Settings()
+
+
+def test_every_setting_has_a_value_that_is_tried(render: Render) -> None:
+    standard = Settings().to_mapping()
+    changed = set()
+    for path, value in OTHERS.items():
+        shown = Installation(render(nested(path, value))).shown.to_mapping()
+        changed |= {name for name in standard if shown[name] != standard[name]}
+    assert changed == standard.keys()
+
+
 @pytest.mark.parametrize("value", [1, 1.05, "1.3", 1000])
 def test_latency_max_slowdown_reaches_who_decides_watches_and_explains(render: Render, value: object) -> None:
     found = Installation(render(nested("policy.latencyMaxSlowdown", value)))

@@ -103,6 +103,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     try:
         settings = parse_settings(
             {
+                **environment,  # what has no option of its own
                 installation.POLICY: read.policy,
                 installation.DEFAULT_CLASS: read.default_class,
                 installation.DEFAULT_FRACTION: read.default_fraction,
