@@ -170,7 +170,7 @@ class Keeper:
             written_at=time.time(),
             unknown_decision_values=self._policy.decisions().unknown,
             clients=self._ledger.clients(),
-            held=self.gate.held(),
+            waiting_connections=self.gate.held(),
             refused={str(reason): count for reason, count in self.gate.refused.items()},
             mismatches=self._ledger.mismatches,
             connections=self.gate.connection_count,
