@@ -170,7 +170,7 @@ def test_what_killed_writers_left_behind_goes(gpu):
     assert gpu.decisions.exists()
 
 
-def test_a_removed_file_keeps_what_it_said(gpu):
+def test_the_last_decisions_stay_in_force_when_their_file_is_removed(gpu):
     reader = decisions_reader(gpu)
     assert reader.read() == Decisions()
     write_decisions(gpu, Decisions({"a": PodDecision(25, 1)}))
