@@ -290,7 +290,10 @@ def turns(processes: int, starts: int) -> dict[str, object]:
             waster.start()
         try:
             with StatusWatch(host) as health:
-                host.until(lambda: any(h.pod_uid == HOSTILE for h in host.status().held), "wasters that wait")
+                host.until(
+                    lambda: any(h.pod_uid == HOSTILE for h in host.status().waiting_connections),
+                    "wasters that wait",
+                )
                 began = time.monotonic()
                 beside = [host.start_seconds() for _ in range(starts)]
                 lasted = time.monotonic() - began

@@ -64,7 +64,7 @@ class Case:
     """One retraction.
 
     Attributes:
-        together, without: true summed progress before it, and of the others running free after it.
+        joint_progress, free_progress: true sums before it, and of the others running free after it.
         program, promise, inferred, true: of the tenant whose promise it was for; None for a lasting throttle.
     """
 
@@ -72,8 +72,8 @@ class Case:
     why: str
     cause: Cause
     slack: Slack
-    together: float
-    without: float
+    joint_progress: float
+    free_progress: float
     figures: tuple[str, float, float, float] | None
 
 
@@ -188,7 +188,7 @@ def report(seed: int, load: float, count: int, gpus: int, *, verbose: bool) -> l
         if verbose:
             what = "by luck" if luck else "needless" if needless else "needed"
             slacks = f"{case.slack.true:.3f}, as told {case.slack.told:.3f}, as inferred {case.slack.inferred:.3f}"
-            sums = f"all made {case.together:.2f}, the others free {case.without:.2f}"
+            sums = f"all made {case.joint_progress:.2f}, the others free {case.free_progress:.2f}"
             at = f"{case.retraction.seconds:.0f} s, {what}, {case.cause.name}"
             lines.append(f"{at}: {case.why}; slack {slacks}; {sums}; {case.figures}")
     figures = table_figures(outcome, jobs, keeps)

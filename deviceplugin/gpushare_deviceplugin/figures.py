@@ -87,7 +87,7 @@ def _device(
         mps_state=gpu.mps.state.value,
         is_ceilings_enforced=_ENFORCED.get(gpu.mps.ceilings),
         clients=len(gate.clients) if gate else None,
-        held=Counter(waiting.reason.value for waiting in gate.held) if gate else {},
+        waiting_connections=Counter(waiting.reason.value for waiting in gate.waiting_connections) if gate else {},
         refused=dict.fromkeys(RefuseReason, 0) | dict(gate.refused) if gate else {},
         mismatches=Counter(mismatch.kind.value for mismatch in gate.mismatches) if gate else {},
         faults=gate.faults if gate else None,

@@ -73,7 +73,7 @@ def mps_status(status: GateStatus | None) -> MpsStatus:
     return MpsStatus(
         state=_STATES[status.state],
         clients=len(status.clients),
-        held=len(status.held),
+        waiting_connections=len(status.waiting_connections),
         ceilings=_CEILINGS.get(status.self_test.result, Ceilings.UNTESTED),
         message=message[:1024] if message else None,
         last_fault=_fault_of(status),
@@ -174,8 +174,8 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         connected = (client.pod_uid for client in old.clients if client.pod_uid is not None)
         found += [Notice(uid, "MpsRestarted", note) for uid in dict.fromkeys((*tenants, *connected))]
         found.append(Notice(None, "MpsRestarted", note))
-    seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()
-    for waiting in new.held:
+    seen = {(h.pod_uid, h.reason) for h in old.waiting_connections} if old is not None else set()
+    for waiting in new.waiting_connections:
         if waiting.reason in _SHOWN_HOLDS and (waiting.pod_uid, waiting.reason) not in seen:
             advice = _ADVICE.get(waiting.reason, "")
             note = f"a process waits at the gate of GPU {new.gpu_uuid}: {waiting.reason}{advice}"

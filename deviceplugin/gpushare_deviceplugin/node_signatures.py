@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
+from gpushare.core.backoff import Backoff
 from gpushare.core.control import grown_curve, merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
@@ -31,8 +32,7 @@ DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
 MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
 # Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
-TURNED_SECONDS: Final = 900.0
-_MOST_DOUBLINGS: Final = 8
+TURNED: Final = Backoff(first_seconds=900.0, longest_seconds=900.0 * 2**8)
 # A cap within this factor of one that was seen, or of all threads, is known well enough: neither read nor news.
 NEAR_CAP: Final = 1.34
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
@@ -298,7 +298,7 @@ class Signatures:
         self._phases[key] = phases = (*phases[: phase - 1], now, *phases[phase:])
         revision = self._revisions.get(key, 0)
         lasted = sum(each.lasted_seconds for each in phases)
-        if lasted < TURNED_SECONDS * 2 ** min(revision, _MOST_DOUBLINGS):
+        if lasted < TURNED.seconds(revision + 1):
             return
         usual = max(phases, key=lambda each: each.lasted_seconds)
         others = tuple(replace(each, lasted_seconds=0.0) for each in phases if each is not usual)

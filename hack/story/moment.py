@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoryEvent:
     """One event that gpushare wrote about a pod.
 
     Attributes:
@@ -43,7 +43,7 @@ class Moment:
     uids: Mapping[str, str]
     ended: frozenset[str]
     shares: Mapping[str, GpuShare]
-    told: tuple[Told, ...]
+    told: tuple[StoryEvent, ...]
     gain: Gain = field(default_factory=lambda: gain_of(()))
 
     def row(self, program: str) -> TopRow | None:
@@ -78,11 +78,11 @@ def look(seen: Seen, events: Iterable[Json], known: Mapping[str, str], namespace
     )
 
 
-def _told(events: Iterable[Json], programs: Mapping[str, str]) -> Iterable[Told]:
+def _told(events: Iterable[Json], programs: Mapping[str, str]) -> Iterable[StoryEvent]:
     for event in events:
         regarding = event.get("regarding") or {}
         if regarding.get("kind") == "Pod" and regarding.get("name") in programs:
-            yield Told(
+            yield StoryEvent(
                 key=event["metadata"]["name"],
                 at=str(event.get("eventTime") or event.get("deprecatedLastTimestamp") or ""),
                 reason=str(event.get("reason") or ""),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gpushare.cli.pod_rows import TopRow
-from story.moment import Moment, Told
+from story.moment import Moment, StoryEvent
 
 # Reasons of events that are reported, with the text before the event's own sentence.
 OPENINGS: Final[Mapping[str, str]] = {
@@ -19,7 +19,7 @@ OPENINGS: Final[Mapping[str, str]] = {
 _FIGURES: Final = " of its progress alone"
 
 
-def of_event(told: Told) -> str | None:
+def of_event(told: StoryEvent) -> str | None:
     """Return an event of gpushare's own as the story tells it; None for events of others."""
     opening = OPENINGS.get(told.reason)
     if opening is None:

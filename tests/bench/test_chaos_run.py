@@ -25,7 +25,7 @@ from bench.chaos.parts import Component, missing_roles
 from bench.chaos.picture import ClientSeen
 from bench.chaos.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
 from bench.chaos.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
-from chaosfakes import GPU, FakeCluster, StoredPods
+from chaosfakes import GPU, BreakableCluster, StoredPods
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:
@@ -64,11 +64,11 @@ def test_the_largest_pod_of_the_load_always_has_room_on_one_of_the_gpus() -> Non
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster(StoredPods())
+def cluster() -> BreakableCluster:
+    return BreakableCluster(StoredPods())
 
 
-def chaos(cluster: FakeCluster, directory: Path) -> ChaosRun:
+def chaos(cluster: BreakableCluster, directory: Path) -> ChaosRun:
     load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
     return ChaosRun(
         cluster,
@@ -86,7 +86,7 @@ def chaos(cluster: FakeCluster, directory: Path) -> ChaosRun:
 QUIET = (FaultKind.STALL_AGENT,)
 
 
-def test_faults_that_settle_break_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_faults_that_settle_break_nothing(cluster: BreakableCluster, tmp_path: Path) -> None:
     cluster.recovers_after = 7.0
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
@@ -101,7 +101,7 @@ def test_faults_that_settle_break_nothing(cluster: FakeCluster, tmp_path: Path) 
     assert read_outcomes(tmp_path) == outcomes
 
 
-def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.recovers_after = 90.0
@@ -146,7 +146,7 @@ def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
         assert (unexcused([FaultOutcome(0, kind, violations=(text,))]) == []) is excused
 
 
-def test_a_cluster_that_never_settles_ends_the_run(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_cluster_that_never_settles_ends_the_run(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.recovers_after = 1e6
@@ -155,7 +155,7 @@ def test_a_cluster_that_never_settles_ends_the_run(cluster: FakeCluster, tmp_pat
     assert cluster.undone == 1
 
 
-def test_a_tenant_that_ended_is_broken_once_and_replaced(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_tenant_that_ended_is_broken_once_and_replaced(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.ends = {"load-0", "load-1", "load-2", "load-3"}
@@ -165,7 +165,7 @@ def test_a_tenant_that_ended_is_broken_once_and_replaced(cluster: FakeCluster, t
     assert not cluster.ended & set(cluster.api.pods)
 
 
-def test_a_tenant_that_the_fault_itself_ends_is_listed(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_tenant_that_the_fault_itself_ends_is_listed(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.ends = {"load-0", "load-1", "load-2", "load-3"}
@@ -174,7 +174,7 @@ def test_a_tenant_that_the_fault_itself_ends_is_listed(cluster: FakeCluster, tmp
     assert (only.violations, len(only.ended) > 0) == ((), True)
 
 
-def test_a_frozen_tenant_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_frozen_tenant_is_broken(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.frozen = {cluster.api.pods["load-1"]["metadata"]["uid"]: 9.0}
@@ -182,7 +182,7 @@ def test_a_frozen_tenant_is_broken(cluster: FakeCluster, tmp_path: Path) -> None
     assert only.rules == (Rule.FROZEN,)
 
 
-def test_what_cannot_be_made_is_skipped_and_the_time_ends_a_run(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_what_cannot_be_made_is_skipped_and_the_time_ends_a_run(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
     cluster.refuses = "no such thing here"
@@ -217,7 +217,7 @@ def test_a_resumed_runs_heading_names_every_commit_and_the_faults_of_each(tmp_pa
     )
 
 
-def test_a_fault_that_hits_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+def test_a_fault_that_hits_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch, cluster: BreakableCluster) -> None:
     monkeypatch.setattr(node, "processes", tuple)
     monkeypatch.setattr(node, "gpus_on_node", lambda: (GPU,))
     monkeypatch.setattr(cuts, "break_connections", lambda _: 0)
@@ -229,7 +229,9 @@ def test_a_fault_that_hits_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch, 
             injector.make(PlannedFault(0, kind, 0.5, 1.0, 1))
 
 
-def test_a_process_that_ended_meanwhile_is_not_hit(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+def test_a_process_that_ended_meanwhile_is_not_hit(
+    monkeypatch: pytest.MonkeyPatch, cluster: BreakableCluster
+) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     cluster.parts = {"u1": Component.MPS}

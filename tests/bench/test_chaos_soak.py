@@ -25,12 +25,12 @@ from bench.chaos.soak import (
     soak,
 )
 from bench.chaos.usage import FEWEST_SAMPLES, Usage, growth
-from chaosfakes import FakeCluster, StoredPods
+from chaosfakes import BreakableCluster, StoredPods
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster(StoredPods())
+def cluster() -> BreakableCluster:
+    return BreakableCluster(StoredPods())
 
 
 def usages(*kib: int, descriptors: int = 20, threads: int = 5, pids: tuple[int, ...] = (1,)) -> list[Usage]:
@@ -72,7 +72,7 @@ def test_a_soak_too_short_to_compare_is_refused(minutes: float, capsys: pytest.C
     assert parse(["--minutes", str(minutes)]).minutes == minutes  # of a run of faults
 
 
-def short_soak(cluster: FakeCluster, load: Load, directory: Path) -> tuple[list[str], bool]:
+def short_soak(cluster: BreakableCluster, load: Load, directory: Path) -> tuple[list[str], bool]:
     result = soak(
         cluster,
         load,
@@ -89,13 +89,13 @@ def short_soak(cluster: FakeCluster, load: Load, directory: Path) -> tuple[list[
     return [one.partition(": ")[0] for one in result.violations], all(one.is_flat for one in result.growths)
 
 
-def test_a_soak_whose_pods_run_breaks_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_soak_whose_pods_run_breaks_nothing(cluster: BreakableCluster, tmp_path: Path) -> None:
     cluster.parts = {}
     load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
     assert short_soak(cluster, load, tmp_path) == ([], True)
 
 
-def test_a_soak_that_can_create_nothing_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_soak_that_can_create_nothing_is_broken(cluster: BreakableCluster, tmp_path: Path) -> None:
     class Refusing(StoredPods):
         def create(self, _path: str, _body: dict) -> dict:
             raise RefusedError(403, "no")
@@ -109,7 +109,7 @@ HEADER = {"minutes": 30.0, "pods_per_minute": 20.0, "date": "2026-01-01", "commi
 
 
 def soak_of(
-    cluster: FakeCluster, directory: Path, at: Callable[[float], None], is_interrupted: Callable[[], bool]
+    cluster: BreakableCluster, directory: Path, at: Callable[[float], None], is_interrupted: Callable[[], bool]
 ) -> SoakResult:
     """A soak of 30 minutes; `at` is called with the time at each sleep."""
 
@@ -136,7 +136,7 @@ def soak_of(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_soak_with_the_report_of_what_was_measured(
-    cluster: FakeCluster, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    cluster: BreakableCluster, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def at(now: float) -> None:
         if now >= 600.0:
@@ -157,7 +157,7 @@ def test_a_signal_ends_a_soak_with_the_report_of_what_was_measured(
 
 
 def test_a_soak_that_nothing_interrupts_is_whole(
-    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: BreakableCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Interruption() as interruption:
         result = soak_of(cluster, tmp_path, lambda _: None, lambda: bool(interruption))
@@ -172,7 +172,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("samples", [1, FEWEST_SAMPLES - 1, FEWEST_SAMPLES, 40])
 def test_what_a_killed_soak_measured_is_on_disk(
-    cluster: FakeCluster, tmp_path: Path, samples: int, capsys: pytest.CaptureFixture[str]
+    cluster: BreakableCluster, tmp_path: Path, samples: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def at(now: float) -> None:
         if now >= (samples - 1) * SAMPLE_EVERY_SECONDS:

@@ -16,7 +16,7 @@ from bench.chaos.parts import Component
 from bench.chaos.run import write_header
 from bench.chaos.upgrade import FORMER, SETTLED_SECONDS, UpgradeStage, former_sources, stage
 from bench.chaos.upgrading import UPGRADE_FILE, read_stages
-from chaosfakes import FakeCluster, StoredPods
+from chaosfakes import BreakableCluster, StoredPods
 from devcluster.progress import Failed
 from devcluster.settings import REPOSITORY
 
@@ -24,24 +24,24 @@ DONE = UpgradeStage("upgrade", 200.0, 60, 58, 4.2, (), ())
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster(StoredPods())
+def cluster() -> BreakableCluster:
+    return BreakableCluster(StoredPods())
 
 
 @pytest.fixture
-def churn(cluster: FakeCluster) -> Churn:
+def churn(cluster: BreakableCluster) -> Churn:
     load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
     return Churn(cluster, load, cluster, pods_per_minute=20, population=4, clock=lambda: cluster.clock)
 
 
-def staged(cluster: FakeCluster, churn: Churn, **changes: object) -> UpgradeStage:
+def staged(cluster: BreakableCluster, churn: Churn, **changes: object) -> UpgradeStage:
     arguments: dict = {"act": lambda: None, "seconds": 60.0} | changes
     act = arguments.pop("act")
     return stage(churn, "upgrade", act, clock=lambda: cluster.clock, sleep=cluster.sleep, **arguments)
 
 
 def test_a_stage_churns_at_the_rate_while_helm_works_and_after_and_settles(
-    cluster: FakeCluster, churn: Churn
+    cluster: BreakableCluster, churn: Churn
 ) -> None:
     done: list[float] = []
     found = staged(cluster, churn, when_done=lambda: done.append(cluster.clock))
@@ -55,13 +55,13 @@ def test_a_stage_churns_at_the_rate_while_helm_works_and_after_and_settles(
     assert 18 <= again.deleted <= 22, "of this stage alone"
 
 
-def test_a_tenant_that_ends_meanwhile_is_broken(cluster: FakeCluster, churn: Churn) -> None:
+def test_a_tenant_that_ends_meanwhile_is_broken(cluster: BreakableCluster, churn: Churn) -> None:
     cluster.ended.add("load-1")
     found = staged(cluster, churn)
     assert [one.partition(": ")[0] for one in found.violations] == [Rule.ENDED]
 
 
-def test_what_does_not_settle_is_told(cluster: FakeCluster, churn: Churn) -> None:
+def test_what_does_not_settle_is_told(cluster: BreakableCluster, churn: Churn) -> None:
     cluster.recovers_at = 1e9
     found = staged(cluster, churn, seconds=10.0)
     assert found.settled_seconds is None
@@ -70,7 +70,7 @@ def test_what_does_not_settle_is_told(cluster: FakeCluster, churn: Churn) -> Non
 
 
 def test_churn_goes_on_as_long_as_helm_works_and_its_failure_ends_the_stage(
-    cluster: FakeCluster, churn: Churn
+    cluster: BreakableCluster, churn: Churn
 ) -> None:
     churned, release = [], threading.Event()
 

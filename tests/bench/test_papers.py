@@ -268,7 +268,7 @@ def test_a_run_whose_two_programs_did_not_meet_is_left_out_and_made_again(tmp_pa
     assert "Left out" not in text, "they were made again"
 
 
-def test_the_lone_process_of_the_crowd_is_measured_twice_and_the_faster_one_is_what_the_others_are_told_by(
+def test_a_crowd_is_compared_with_the_faster_of_two_runs_of_one_process(
     tmp_path: Path,
 ) -> None:
     (phase_runs,) = {phase_of(Part.CROWD, {}).runs}

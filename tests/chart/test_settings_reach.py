@@ -145,7 +145,9 @@ def test_every_setting_has_a_value_that_is_tried(render: Render) -> None:
 
 
 @pytest.mark.parametrize("value", [1, 1.05, "1.3", 1000])
-def test_latency_max_slowdown_reaches_who_decides_watches_and_explains(render: Render, value: object) -> None:
+def test_latency_max_slowdown_reaches_agent_extender_operator_and_command_line(
+    render: Render, value: object
+) -> None:
     found = Installation(render(nested("policy.latencyMaxSlowdown", value)))
     for defaults in (
         found.agent.defaults,
@@ -158,7 +160,7 @@ def test_latency_max_slowdown_reaches_who_decides_watches_and_explains(render: R
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_what_is_charged_for_threads_reaches_admission_and_who_explains(render: Render, value: bool) -> None:
+def test_the_charge_for_threads_reaches_admission_and_command_line(render: Render, value: bool) -> None:
     found = Installation(render(nested("policy.chargeThreads", value)))
     assert found.admission.policy.defaults.charge_threads is value
     assert found.shown.defaults.charge_threads is value
@@ -171,7 +173,7 @@ def test_what_one_pod_gets_of_the_clients_is_what_admission_takes(render: Render
 
 
 @pytest.mark.parametrize("value", [0, 90, 604_800])
-def test_reserve_after_seconds_reaches_who_decides_and_explains(render: Render, value: int) -> None:
+def test_reserve_after_seconds_reaches_extender_and_command_line(render: Render, value: int) -> None:
     found = Installation(render(nested("policy.reserveAfterSeconds", value)))
     assert found.extender.settings.reserve_after_seconds == found.shown.reserve_after_seconds == value
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fakecluster import FakeCluster, busy_node, kubeconfig, pod_object
+from fakecluster import HttpApiServer, busy_node, kubeconfig, pod_object
 
 from gpushare.cli import root
 from gpushare.core.api import names
@@ -18,8 +18,8 @@ from gpushare.kube.fake import app
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    fake = FakeCluster()
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpApiServer]:
+    fake = HttpApiServer()
     fake.store.served[names.GROUP] = (names.VERSION,)
     started, loop = threading.Event(), asyncio.new_event_loop()
     port = 0
@@ -89,7 +89,7 @@ def narrow(
 
 
 @pytest.fixture
-def busy(cluster: FakeCluster) -> FakeCluster:
+def busy(cluster: HttpApiServer) -> HttpApiServer:
     """A cluster with four pods, one of which waits."""
     cluster.put(GPUNODES, busy_node())
     cluster.put(

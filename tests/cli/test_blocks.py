@@ -26,7 +26,7 @@ from blocks import (
     sorted_as,
     words,
 )
-from fakecluster import FakeCluster, pod_object
+from fakecluster import HttpApiServer, pod_object
 from histories import UNTIL, prometheus_with_history
 from installed import lacking
 from realprometheus import Prometheus
@@ -80,7 +80,7 @@ def test_what_is_said_not_to_be_run_names_tests_and_targets_that_exist() -> None
 
 
 @pytest.fixture
-def described(busy: FakeCluster) -> FakeCluster:
+def described(busy: HttpApiServer) -> HttpApiServer:
     """The busy cluster with what the pages name besides."""
     busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
     busy.put(GPUSHARES, {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from devcluster import debian
 from devcluster.progress import Failed
-from fakecluster import FakeCluster, kubeconfig
+from fakecluster import HttpApiServer, kubeconfig
 from installed import lacking
 from terminal import Terminal
 
@@ -39,7 +39,7 @@ def test_values_of_options() -> None:
     assert offered(["top", "--sort", "p"]) == ["progress"]
 
 
-def test_names_come_from_the_cluster_that_the_words_name(busy: FakeCluster) -> None:
+def test_names_come_from_the_cluster_that_the_words_name(busy: HttpApiServer) -> None:
     busy.put(NAMESPACES, {"metadata": {"name": "shop"}}, {"metadata": {"name": "research"}})
     assert offered(["explain", ""]) == ["late", "serve-7c9f8d6b5-xk2lp", "train-5d4c-p9"]
     assert offered(["explain", "-n", "research", ""]) == ["lab"]
@@ -50,7 +50,7 @@ def test_names_come_from_the_cluster_that_the_words_name(busy: FakeCluster) -> N
 
 
 def test_kubectl_gets_the_words_and_no_files(
-    busy: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    busy: HttpApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["kubectl_complete-gpushare", "explain", "se"])
     complete()
@@ -77,7 +77,7 @@ def program_of(shell: Shell) -> Path:
 
 
 @pytest.fixture
-def environment(busy: FakeCluster, tmp_path: Path) -> dict[str, str]:
+def environment(busy: HttpApiServer, tmp_path: Path) -> dict[str, str]:
     """Where `gpushare` and `kubectl-gpushare` are on the path, a cluster answers, and nobody has settings."""
     source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from gpushare.cli import main; main()"
     for name in ("gpushare", "kubectl-gpushare"):

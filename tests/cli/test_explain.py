@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import troubles
-from fakecluster import FakeCluster, check_screen, pod_object
+from fakecluster import HttpApiServer, check_screen, pod_object
 
 from gpushare.core.api import names
 from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, NODES, PODS
@@ -28,7 +28,7 @@ def event(about: str, reason: str, note: str, at: str, controller: str = "gpusha
 
 
 @pytest.fixture
-def told(busy: FakeCluster) -> FakeCluster:
+def told(busy: HttpApiServer) -> HttpApiServer:
     """The busy cluster with its node, its GpuShares and events."""
     busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
     busy.put(
@@ -54,7 +54,7 @@ def told(busy: FakeCluster) -> FakeCluster:
 
 
 @pytest.mark.parametrize("pod", ["serve-7c9f8d6b5-xk2lp", "late"])
-def test_screens(told: FakeCluster, call: Call, pod: str) -> None:
+def test_screens(told: HttpApiServer, call: Call, pod: str) -> None:
     code, out, err = call("explain", pod)
     assert code == 0
     check_screen(
@@ -63,13 +63,13 @@ def test_screens(told: FakeCluster, call: Call, pod: str) -> None:
 
 
 @pytest.mark.parametrize("pod", ["serve-7c9f8d6b5-xk2lp", "late"])
-def test_forty_columns_are_enough(told: FakeCluster, narrow: Call, pod: str) -> None:
+def test_forty_columns_are_enough(told: HttpApiServer, narrow: Call, pod: str) -> None:
     code, out, _ = narrow("explain", pod)
     assert code == 0
     check_screen(f"explain-{pod.partition('-')[0]}-40", out)
 
 
-def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: FakeCluster, call: Call) -> None:
+def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: HttpApiServer, call: Call) -> None:
     little = {"cpu": "100m", "memory": "256Gi"}
     told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": little}})
     code, out, err = call("explain", "train-5d4c-p9", "-n", "shop")
@@ -87,7 +87,7 @@ def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: Fake
     ],
 )
 def test_where_the_agent_is_away_or_silent_nothing_has_room(
-    told: FakeCluster, call: Call, tmp_path: Path, shares: str, seconds_ago: float, says: str
+    told: HttpApiServer, call: Call, tmp_path: Path, shares: str, seconds_ago: float, says: str
 ) -> None:
     """As the extender counts (tests/extender/test_silent_agents.py); a snapshot stays what it is."""
     offered = {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: shares}
@@ -108,7 +108,7 @@ def test_where_the_agent_is_away_or_silent_nothing_has_room(
     assert ("not reported" in planned, "not running" in planned) == (False, shares == "0")
 
 
-def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
+def test_it_is_data_too(told: HttpApiServer, call: Call) -> None:
     found = json.loads(call("explain", "pod/shop/late", "-o", "json")[1])
     assert (found["placed"], found["standing"], found["waits_for"]) == (None, "Waits", "0/1 nodes are available")
     assert found["elsewhere"][0]["rejection"]["reason"] == "NotEnoughShare"
@@ -121,7 +121,7 @@ def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
 
 
 def test_a_workload_with_phases_is_told_of_with_what_the_worst_of_them_leaves(
-    told: FakeCluster, call: Call
+    told: HttpApiServer, call: Call
 ) -> None:
     def tenant() -> dict[str, Any]:
         explained = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
@@ -144,7 +144,7 @@ def test_a_workload_with_phases_is_told_of_with_what_the_worst_of_them_leaves(
     assert tenant()["phases"] == 1
 
 
-def test_auto_is_told_with_the_share_that_it_stands_for(told: FakeCluster, call: Call) -> None:
+def test_auto_is_told_with_the_share_that_it_stands_for(told: HttpApiServer, call: Call) -> None:
     pod = told.store.objects(PODS)["shop/late"]
     metadata = {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], names.FRACTION: "auto"}}
     told.put(PODS, {**pod, "metadata": metadata})
@@ -154,14 +154,14 @@ def test_auto_is_told_with_the_share_that_it_stands_for(told: FakeCluster, call:
     assert json.loads(call("explain", "pod/shop/late", "-o", "json")[1])["request"]["is_auto"] is True
 
 
-def test_a_pod_that_a_gate_holds_back_is_told(told: FakeCluster, call: Call) -> None:
+def test_a_pod_that_a_gate_holds_back_is_told(told: HttpApiServer, call: Call) -> None:
     pod = told.store.objects(PODS)["shop/late"]
     told.put(PODS, {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}})
     _, out, _ = call("explain", "late")
     assert "it may not be scheduled yet: kueue.x-k8s.io/admission holds it back" in out
 
 
-def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: FakeCluster, call: Call) -> None:
+def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: HttpApiServer, call: Call) -> None:
     code, out, err = call("explain", "nobody")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "there is no pod nobody in namespace shop" in err
@@ -178,7 +178,7 @@ def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: FakeCluster
     assert (code, err.count("\n")) == (4, 1)
 
 
-def test_a_cluster_without_gpushare(told: FakeCluster, call: Call) -> None:
+def test_a_cluster_without_gpushare(told: HttpApiServer, call: Call) -> None:
     told.absent = {"gpunodes"}
     told.store.served.clear()
     code, _, err = call("explain", "late")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from blocks import blocks, commands, words
-from fakecluster import FakeCluster, pod_object, tenant
+from fakecluster import HttpApiServer, pod_object, tenant
 from installed import lacking
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
@@ -122,7 +122,7 @@ def test_what_the_guide_applies_is_accepted(obj: dict[str, Any]) -> None:
         assert GpuShare.from_object(obj).spec.max_slowdown == obj["spec"]["maxSlowdown"]
 
 
-def _first_hour(cluster: FakeCluster, *, with_pod: bool) -> None:
+def _first_hour(cluster: HttpApiServer, *, with_pod: bool) -> None:
     """The cluster of the first hour: one GPU, and the page's pod on it since a moment."""
     first = tenant("u1", "first", "default", share_percent=25, memory_used_mib=1_400, promise_ratio=0.25 / 1.5)
     gpu = GpuStatus(
@@ -163,7 +163,7 @@ def shown(page: str, command: str) -> list[str]:
     ],
 )
 def test_what_the_first_hour_shows_is_what_is_printed(
-    cluster: FakeCluster, call: Callable[..., tuple[int, str, str]], command: str, *, with_pod: bool
+    cluster: HttpApiServer, call: Callable[..., tuple[int, str, str]], command: str, *, with_pod: bool
 ) -> None:
     _first_hour(cluster, with_pod=with_pod)
     code, out, err = call(*words(command)[2:], *(["-n", "default"] if with_pod else []))

@@ -143,7 +143,7 @@ def _agent_series(gpus: int, pods: int, **chosen: Any) -> int:
             uuid=f"GPU-{n}",
             mps_state="Active",
             pipes=pipes,
-            held={},
+            waiting_connections={},
             refused=refused,
             mismatches={},
         )

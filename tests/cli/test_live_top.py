@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from fakecluster import FakeCluster
+from fakecluster import HttpApiServer
 from terminal import PATIENCE_SECONDS, Terminal
 
 
 @pytest.mark.slow
-def test_the_live_table_answers_keys_and_leaves(busy: FakeCluster) -> None:
+def test_the_live_table_answers_keys_and_leaves(busy: HttpApiServer) -> None:
     terminal = Terminal.of_gpushare("top", kubeconfig=busy.kubeconfig)
     try:
         terminal.wait_for("serve-7c9f8d6b5-xk2lp")
@@ -30,7 +30,7 @@ def test_the_live_table_answers_keys_and_leaves(busy: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("words", [("top", "--once"), ("top", "-o", "json")])
-def test_asked_for_one_answer_it_gives_one_on_a_terminal_too(busy: FakeCluster, words: tuple[str, ...]) -> None:
+def test_asked_for_one_answer_it_gives_one_on_a_terminal_too(busy: HttpApiServer, words: tuple[str, ...]) -> None:
     terminal = Terminal.of_gpushare(*words, kubeconfig=busy.kubeconfig)
     try:
         terminal.wait_for("late")
@@ -46,7 +46,7 @@ def colours(shown: str) -> list[str]:
     return [code for code in codes if re.fullmatch(r"[34][0-8]|9[0-7]|10[0-7]", code)]
 
 
-def shown_on_a_terminal(cluster: FakeCluster, *words: str, **environment: str) -> str:
+def shown_on_a_terminal(cluster: HttpApiServer, *words: str, **environment: str) -> str:
     terminal = Terminal.of_gpushare(*words, kubeconfig=cluster.kubeconfig, **environment)
     try:
         assert terminal.wait_for_the_end() == 0
@@ -56,7 +56,7 @@ def shown_on_a_terminal(cluster: FakeCluster, *words: str, **environment: str) -
 
 
 @pytest.mark.slow
-def test_a_terminal_has_colours_unless_it_or_its_user_wants_none(busy: FakeCluster) -> None:
+def test_a_terminal_has_colours_unless_it_or_its_user_wants_none(busy: HttpApiServer) -> None:
     assert colours(shown_on_a_terminal(busy, "gpus")), "or the rest proves nothing"
     for words in ("gpus", "gain", "top --once", "explain late"):
         plain = shown_on_a_terminal(busy, *words.split(), NO_COLOR="1")
@@ -65,7 +65,7 @@ def test_a_terminal_has_colours_unless_it_or_its_user_wants_none(busy: FakeClust
 
 
 @pytest.mark.slow
-def test_the_live_table_without_colours_is_live(busy: FakeCluster) -> None:
+def test_the_live_table_without_colours_is_live(busy: HttpApiServer) -> None:
     terminal = Terminal.of_gpushare("top", kubeconfig=busy.kubeconfig, NO_COLOR="1")
     try:
         terminal.wait_for("q quit")
@@ -79,7 +79,7 @@ def test_the_live_table_without_colours_is_live(busy: FakeCluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_dumb_terminal_gets_the_table_once_and_as_wide_as_it_is(busy: FakeCluster) -> None:
+def test_a_dumb_terminal_gets_the_table_once_and_as_wide_as_it_is(busy: HttpApiServer) -> None:
     shown = shown_on_a_terminal(busy, "top", TERM="dumb", COLUMNS="40")
     assert "\x1b" not in shown
     lines = shown.splitlines()

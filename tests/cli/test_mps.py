@@ -34,9 +34,9 @@ def test_status_of_every_gpu(monkeypatch, capsys, base):
     assert "GPU-1" in shown
     assert "Active" in shown
     assert run(monkeypatch, "status", "--directory", base, "--json") == 0
-    assert [(g["gpu_uuid"], g["state"], g["fresh"]) for g in json.loads(capsys.readouterr().out)] == [
-        ("GPU-1", "Active", True),
-        ("GPU-2", "Active", True),
+    assert [(g["gpu_uuid"], g["state"], g["fresh"], g["held"]) for g in json.loads(capsys.readouterr().out)] == [
+        ("GPU-1", "Active", True, []),
+        ("GPU-2", "Active", True, []),
     ]
 
 

@@ -42,7 +42,7 @@ def ended(words: tuple[str, ...], stdout: int, **environment: str) -> tuple[int,
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_reader_who_has_gone_is_no_error_and_no_no(simulated: tuple[str, ...], form: tuple[str, ...]) -> None:
+def test_a_closed_pipe_is_neither_an_error_nor_status_1(simulated: tuple[str, ...], form: tuple[str, ...]) -> None:
     """Exit status 1 says that a pod fits nowhere."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -53,7 +53,7 @@ def test_a_reader_who_has_gone_is_no_error_and_no_no(simulated: tuple[str, ...],
 
 
 @pytest.mark.parametrize("words", [("--help",), ("version",), ("completion", "bash")])
-def test_nor_is_one_who_did_not_want_the_whole_help(words: tuple[str, ...]) -> None:
+def test_a_pipe_closed_in_the_middle_of_the_help_is_no_error(words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:

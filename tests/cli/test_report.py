@@ -78,6 +78,7 @@ def test_who_slowed_whom_is_against_what_each_made_alone(reported: Any) -> None:
     assert (first["slowed"], first["by"]) == (["team-train", "train-job"], ["team-serve", "serve-job"])
     assert first["alone_ratio"] == pytest.approx(1.0)
     assert first["lost"] == pytest.approx(0.7, rel=0.03)
+    assert first["together"] > first["lost"]
     assert second["lost"] == pytest.approx(0.15, rel=0.03)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fakecluster import FakeCluster, check_screen, pod_object
+from fakecluster import HttpApiServer, check_screen, pod_object
 
 from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
@@ -17,7 +17,7 @@ from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, PODS
 Call = Callable[..., tuple[int, str, str]]
 
 
-def seen_of(cluster: FakeCluster, **more: Any) -> Seen:
+def seen_of(cluster: HttpApiServer, **more: Any) -> Seen:
     nodes = tuple(GpuNode.from_object(each) for each in cluster.store.objects(GPUNODES).values())
     return Seen(tuple(cluster.store.objects(PODS).values()), nodes, (), **more)
 
@@ -27,19 +27,19 @@ def text_of(lines: list[ScreenLine]) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_live_table_fits_every_terminal(busy: FakeCluster, width: int) -> None:
+def test_the_live_table_fits_every_terminal(busy: HttpApiServer, width: int) -> None:
     lines = screen(seen_of(busy), View(), width, 10)
     assert len(lines) == 10
     assert max(len(line.text) for line in lines) <= width
     check_screen(f"top-{width}", text_of(lines))
 
 
-def test_a_terminal_of_three_lines_still_shows_a_pod(busy: FakeCluster) -> None:
+def test_a_terminal_of_three_lines_still_shows_a_pod(busy: HttpApiServer) -> None:
     lines = screen(seen_of(busy), View(SortKey.BROKEN), 40, 4)
     assert [line.text.split()[0] for line in lines][:3] == ["4", "POD", "serve-7c9f8d6b5-xk2lp"]
 
 
-def test_keys_sort_scroll_hold_and_leave(busy: FakeCluster) -> None:
+def test_keys_sort_scroll_hold_and_leave(busy: HttpApiServer) -> None:
     def first(view: View) -> str:
         return screen(seen_of(busy), view, 200, 24)[2].text.split()[1]
 
@@ -71,7 +71,7 @@ def test_keys_sort_scroll_hold_and_leave(busy: FakeCluster) -> None:
     assert pressed(view, "?") == view
 
 
-def test_trouble_and_notes_take_the_last_line(busy: FakeCluster) -> None:
+def test_trouble_and_notes_take_the_last_line(busy: HttpApiServer) -> None:
     seen = seen_of(busy, notes=("you may not read GpuNodes",))
     assert screen(seen, View(), 80, 9)[-1].text == "you may not read GpuNodes"
     assert screen(seen, View(), 20, 9, trouble="8 s old: the API server is in trouble")[-1].text == (
@@ -79,13 +79,13 @@ def test_trouble_and_notes_take_the_last_line(busy: FakeCluster) -> None:
     )
 
 
-def test_an_empty_cluster_says_so(cluster: FakeCluster) -> None:
+def test_an_empty_cluster_says_so(cluster: HttpApiServer) -> None:
     assert screen(seen_of(cluster), View(), 40, 5)[1].text == "no pod shares a GPU yet"
 
 
 @pytest.mark.parametrize("words", ["top", "pods", "pods -o wide", "gpus", "gpus -o wide", "gain", "gain -o wide"])
 def test_each_command_prints_its_table_into_a_pipe_without_colours(
-    busy: FakeCluster, call: Call, words: str
+    busy: HttpApiServer, call: Call, words: str
 ) -> None:
     code, out, err = call(*words.split())
     assert (code, "\x1b" in out + err) == (0, False)
@@ -93,13 +93,13 @@ def test_each_command_prints_its_table_into_a_pipe_without_colours(
 
 
 @pytest.mark.parametrize("words", ["top --once", "pods", "gpus", "gain", "gain -o wide"])
-def test_forty_columns_are_enough(busy: FakeCluster, narrow: Call, words: str) -> None:
+def test_forty_columns_are_enough(busy: HttpApiServer, narrow: Call, words: str) -> None:
     code, out, err = narrow(*words.split())
     assert code == 0
     check_screen(f"{words.replace(' ', '')}-40", out + "".join(f"stderr: {line}\n" for line in err.splitlines()))
 
 
-def test_long_names_keep_both_their_ends_at_forty_columns(busy: FakeCluster, narrow: Call) -> None:
+def test_long_names_keep_both_their_ends_at_forty_columns(busy: HttpApiServer, narrow: Call) -> None:
     name = "recommender-of-the-shop-serving-7c9f8d6b5-xk2lp"
     busy.put(PODS, pod_object(name, "u9", gpu="GPU-1", share=10))
     for command in ("pods", "top --once"):
@@ -109,7 +109,7 @@ def test_long_names_keep_both_their_ends_at_forty_columns(busy: FakeCluster, nar
 
 
 @pytest.mark.parametrize("command", ["top", "pods", "gpus", "gain"])
-def test_json_and_yaml_say_the_same(busy: FakeCluster, call: Call, command: str) -> None:
+def test_json_and_yaml_say_the_same(busy: HttpApiServer, call: Call, command: str) -> None:
     _, as_json, _ = call(command, "-o", "json")
     _, as_yaml, _ = call(command, "-o", "yaml")
     found = json.loads(as_json)
@@ -117,20 +117,20 @@ def test_json_and_yaml_say_the_same(busy: FakeCluster, call: Call, command: str)
     assert yaml.safe_load(as_yaml) == found
 
 
-def test_top_json_is_a_list_of_pods_with_what_was_promised(busy: FakeCluster, call: Call) -> None:
+def test_top_json_is_a_list_of_pods_with_what_was_promised(busy: HttpApiServer, call: Call) -> None:
     _, out, _ = call("top", "--json", "--sort", "broken")
     first = json.loads(out)[0]
     assert (first["pod"], first["promise_ratio"], first["progress_ratio"]) == ("serve-7c9f8d6b5-xk2lp", 0.91, 0.72)
 
 
-def test_one_namespace_alone(busy: FakeCluster, call: Call) -> None:
+def test_one_namespace_alone(busy: HttpApiServer, call: Call) -> None:
     assert [row["pod"] for row in json.loads(call("pods", "-n", "research", "-o", "json")[1])] == ["lab"]
     gain = json.loads(call("gain", "-n", "research", "-o", "json")[1])
     assert [each["namespace"] for each in gain["by_namespace"]] == ["research"]
     assert (gain["used_gpus"], gain["per_gpu"]) == (1, None)
 
 
-def test_a_cluster_without_gpushare_is_a_sentence(cluster: FakeCluster, call: Call) -> None:
+def test_a_cluster_without_gpushare_is_a_sentence(cluster: HttpApiServer, call: Call) -> None:
     cluster.absent = {"gpushares", "gpunodes"}
     cluster.store.served.clear()
     for command in ("top", "pods", "gpus", "gain"):
@@ -141,7 +141,7 @@ def test_a_cluster_without_gpushare_is_a_sentence(cluster: FakeCluster, call: Ca
     assert call("top")[0] == 3
 
 
-def test_another_version_of_the_api_is_a_sentence(cluster: FakeCluster, call: Call) -> None:
+def test_another_version_of_the_api_is_a_sentence(cluster: HttpApiServer, call: Call) -> None:
     cluster.absent = {"gpushares", "gpunodes"}
     cluster.store.served["gpushare.io"] = ("v1",)
     code, _, err = call("gpus")
@@ -149,7 +149,7 @@ def test_another_version_of_the_api_is_a_sentence(cluster: FakeCluster, call: Ca
     assert "the cluster's gpushare speaks v1 and this program v1alpha1" in err
 
 
-def test_an_older_release_is_noted_and_shown_as_far_as_it_goes(busy: FakeCluster, call: Call) -> None:
+def test_an_older_release_is_noted_and_shown_as_far_as_it_goes(busy: HttpApiServer, call: Call) -> None:
     labels = {"gpushare.io/settings": "true", "app.kubernetes.io/version": "0.0.9"}
     busy.put(CONFIGMAPS, {"metadata": {"name": "s", "namespace": "gpushare-system", "labels": labels}, "data": {}})
     code, out, err = call("top")
@@ -158,7 +158,7 @@ def test_an_older_release_is_noted_and_shown_as_far_as_it_goes(busy: FakeCluster
     assert "the cluster runs gpushare 0.0.9" in err
 
 
-def test_without_rights_to_gpunodes_the_gpushares_tell(busy: FakeCluster, call: Call) -> None:
+def test_without_rights_to_gpunodes_the_gpushares_tell(busy: HttpApiServer, call: Call) -> None:
     placement = {"podUid": "u1", "pod": "serve", "node": "node-a", "promise": 0.9, "progress": 0.7}
     share = {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}, "status": {"placements": [placement]}}
     busy.put(GPUSHARES, share)
@@ -172,7 +172,7 @@ def test_without_rights_to_gpunodes_the_gpushares_tell(busy: FakeCluster, call: 
     assert "ask for the rights of the ClusterRole gpushare-view" in err
 
 
-def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: FakeCluster, call: Call) -> None:
+def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: HttpApiServer, call: Call) -> None:
     busy.forbidden = {"v1/pods"}
     code, out, err = call("pods", "-o", "json")
     assert (code, {row["namespace"] for row in json.loads(out)}) == (0, {"shop"})
@@ -182,7 +182,7 @@ def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: FakeC
 
 
 def test_no_cluster_is_a_sentence(
-    cluster: FakeCluster, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    cluster: HttpApiServer, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     cluster.broken = True
     code, _, err = call("top")
@@ -200,7 +200,7 @@ def test_no_cluster_is_a_sentence(
         assert says in err
 
 
-def test_a_server_that_is_not_there_is_a_sentence(cluster: FakeCluster, call: Call, tmp_path: Any) -> None:
+def test_a_server_that_is_not_there_is_a_sentence(cluster: HttpApiServer, call: Call, tmp_path: Any) -> None:
     path = tmp_path / "away"
     path.write_text(cluster.kubeconfig.read_text().replace("127.0.0.1", "127.0.0.1:1/x"))
     code, _, err = call("gpus", "--kubeconfig", path)
@@ -217,7 +217,7 @@ def test_a_defect_is_a_sentence_unless_asked_for(call: Call, monkeypatch: pytest
         call("top")
 
 
-def test_profiles_of_workloads(busy: FakeCluster, call: Call, narrow: Call) -> None:
+def test_profiles_of_workloads(busy: HttpApiServer, call: Call, narrow: Call) -> None:
     profile = {
         "gpuModel": "NVIDIA H200",
         "counters": {"sm_util": 0.73, "fp32_util": 0.28, "dram_bw_util": 0.2, "hmma_tensor_util": 0.1},

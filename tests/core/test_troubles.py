@@ -133,7 +133,7 @@ def gate_notices() -> dict[str, list[str]]:
         faults=1,
         last_fault="it faulted",
         daemon_restarts=1,
-        held=tuple(HeldStatus(1, "uid", reason, 1.0) for reason in HoldReason),
+        waiting_connections=tuple(HeldStatus(1, "uid", reason, 1.0) for reason in HoldReason),
         mismatches=tuple(Mismatch(kind, "uid", 1, f"{kind}") for kind in MismatchKind),
     )
     ill, well = gates.GpuHealth(gates.Health.UNHEALTHY, "x"), gates.GpuHealth(gates.Health.HEALTHY, "")

@@ -327,7 +327,7 @@ async def test_it_is_small(node: Node) -> None:
 
 
 @pytest.mark.slow
-async def test_trouble_is_said_and_survived(node: Node) -> None:
+async def test_the_agent_counts_bad_pods_and_mismatches_and_goes_on(node: Node) -> None:
     api, kubelet = node.api, node.kubelet
     api.put(raw_pod("good", A))
     api.put(raw_pod("bad", A, threads="lots"))

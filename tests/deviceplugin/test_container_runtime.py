@@ -96,7 +96,7 @@ def test_these_runtimes_give_devices_by_cdi_unasked(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["containerd://1.7.27", "cri-o://1.27.1", "docker://27.1.1", "", None, "odd"])
-def test_of_others_it_is_said_why_not(version: str | None) -> None:
+def test_other_runtimes_may_lack_cdi_and_the_reason_is_given(version: str | None) -> None:
     assert "runtime" in why_no_cdi(version) or str(version) in why_no_cdi(version)
 
 

@@ -58,7 +58,9 @@ def forecasts(state: NodeState, model: Model) -> Forecasts:
     return Forecasts(state, model)
 
 
-async def test_silent_until_answered_and_asked_once_for_all_gpus(forecasts: Forecasts, model: Model) -> None:
+async def test_nothing_is_expected_until_the_model_has_answered_one_question_per_gpu(
+    forecasts: Forecasts, model: Model
+) -> None:
     for _ in range(3):
         assert forecasts.expected(GPU_A, TWO) == (None, None)
         assert forecasts.expected(GPU_B, replace(TWO, tenants=("u3", "u4"))) == (None, None)

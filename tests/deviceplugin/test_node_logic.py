@@ -208,11 +208,15 @@ class TestGates:
         assert mps_status(gate()).last_fault is None
 
     def test_a_pod_of_too_many_processes_is_told_how_to_divide_its_cap(self) -> None:
-        (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CAP, 2.0),)), ["u1"])
+        (told,) = notices(
+            gate(), gate(waiting_connections=(HeldStatus(7, "u1", HoldReason.POD_CAP, 2.0),)), ["u1"]
+        )
         assert (told.pod_uid, told.reason) == ("u1", "HeldPodCapInUse")
         assert "waits at the gate" in told.note
         assert "gpushare.io/processes" in told.note
-        (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CLIENTS, 2.0),)), ["u1"])
+        (told,) = notices(
+            gate(), gate(waiting_connections=(HeldStatus(7, "u1", HoldReason.POD_CLIENTS, 2.0),)), ["u1"]
+        )
         assert "gpushare.io/processes" in told.note
 
     def test_what_is_new_is_told_once_to_those_concerned(self) -> None:
@@ -220,7 +224,11 @@ class TestGates:
         waiting = HeldStatus(7, "u1", HoldReason.CLIENTS, 2.0)
         wrong = Mismatch(MismatchKind.STALE_CEILING, "u2", 8, "process 8 connected outside its turn")
         new = gate(
-            gate_started_at=1.0, faults=1, last_fault="illegal access", held=(waiting,), mismatches=(wrong,)
+            gate_started_at=1.0,
+            faults=1,
+            last_fault="illegal access",
+            waiting_connections=(waiting,),
+            mismatches=(wrong,),
         )
         told = notices(old, new, ["u1", "u2"])
         assert {(n.pod_uid, n.reason) for n in told} == {

@@ -10,7 +10,7 @@ from gpushare.core.api import WorkloadSignature
 from gpushare.core.control import grown_curve
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
-from gpushare_deviceplugin.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED_SECONDS, Signatures
+from gpushare_deviceplugin.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED, Signatures
 from gpushare_deviceplugin.sampler import WINDOWS
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature
 
@@ -130,7 +130,7 @@ def test_work_that_a_program_turned_to_for_good_takes_the_place_of_its_profile_e
     former = elsewhere.news(pod, H200)
     assert former is not None
     publish(former)
-    windows = int(TURNED_SECONDS / 5)
+    windows = int(TURNED.first_seconds / 5)
     at_work(here, (TENSOR, windows - 1))
     assert of_phases(here) == [TRAIN, TENSOR], "it may come back"
     at_work(here, (TENSOR, 2))
@@ -159,14 +159,14 @@ def test_of_several_phases_the_one_that_was_seen_for_most_of_the_time_becomes_th
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     at_work(signatures, (TRAIN, 12), (STREAM, 6), (TENSOR, 6), (TRAIN, 1))
     assert of_phases(signatures) == [TRAIN, TENSOR, STREAM]
-    for windows in (int(TURNED_SECONDS / 5) - 1, 1):
+    for windows in (int(TURNED.first_seconds / 5) - 1, 1):
         assert of_phases(signatures) == [TRAIN, TENSOR, STREAM]
         for at in range(windows):
             signatures.saw(pod, H200, 1 if at % 10 == 5 else 2, 5.0)
     assert of_phases(signatures) == [STREAM, TENSOR], "what was learnt last is not what was seen"
     assert (news := signatures.news(pod, H200)) is not None
     assert (news.revision, news.as_counters().dram_bw_util) == (1, STREAM.dram_bw_util)
-    for _ in range(int(TURNED_SECONDS / 5)):
+    for _ in range(int(TURNED.first_seconds / 5)):
         signatures.saw(pod, H200, 1, 5.0)
     assert of_phases(signatures) == [STREAM, TENSOR], "twice as long the next time, and counted from here"
     signatures.saw(pod, H200, 2, 1e6)
@@ -178,14 +178,14 @@ def test_the_usual_work_begins_the_count_of_all_phases_anew() -> None:
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     at_work(signatures, (TRAIN, 12), (STREAM, 6), (TENSOR, 6))
     for phase in (1, 2, 0, 1, 2):
-        signatures.saw(pod, H200, phase, 0.4 * TURNED_SECONDS)
+        signatures.saw(pod, H200, phase, 0.4 * TURNED.first_seconds)
     assert of_phases(signatures) == [TRAIN, TENSOR, STREAM]
 
 
 def test_windows_of_work_that_is_no_phase_yet_make_no_phase_the_usual_one() -> None:
     signatures = Signatures(NodeShares())
     at_work(signatures, (TRAIN, 12), (TENSOR, 6))
-    at_work(signatures, *[(STREAM, 1), (INTEGER, 1)] * int(TURNED_SECONDS / 5))
+    at_work(signatures, *[(STREAM, 1), (INTEGER, 1)] * int(TURNED.first_seconds / 5))
     assert of_phases(signatures) == [TRAIN, TENSOR], "nobody saw the phase, and nothing else lasted"
 
 

@@ -373,7 +373,7 @@ async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:
     assert (bench.ended, len(bench.told)) == ([], 1)
 
 
-async def test_one_that_may_not_be_ended_is_said_once_and_tried_on(
+async def test_a_process_that_cannot_be_ended_is_logged_once_and_tried_again(
     tmp_path: Path, state: NodeState, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path, state, clock, OutsidePolicy.END)

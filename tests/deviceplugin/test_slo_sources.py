@@ -91,14 +91,14 @@ def test_a_summary_gives_its_worst_label_set_and_all_its_requests() -> None:
         ('request_seconds_bucket{le="0.1"} 1\n' * (MOST_LINES + 1), SloReason.TOO_LARGE),
     ],
 )
-def test_a_page_without_the_series_is_said(page: str, reason: SloReason) -> None:
+def test_a_page_without_the_series_gives_the_reason(page: str, reason: SloReason) -> None:
     found = parse_page(page.encode(), SERIES, 0.99)
     assert isinstance(found, SloTrouble)
     assert found.reason is reason
 
 
 @given(st.text(alphabet='request_seconds_bucket{}le="0.1",+Inf 7NaN\n#', max_size=200))
-def test_any_page_is_read_or_said(page: str) -> None:
+def test_parsing_any_page_raises_nothing(page: str) -> None:
     parse_page(page.encode(), SERIES, 0.99)
     parse_page(f"request_seconds_bucket{page}".encode(), SERIES, 0.99)
 
@@ -194,7 +194,7 @@ def test_answers_that_are_none(body: bytes, reason: SloReason, words: str) -> No
 
 
 @given(st.binary(max_size=100), st.recursive(st.one_of(st.none(), st.floats(), st.text(max_size=5)), st.lists))
-def test_any_answer_is_read_or_said(body: bytes, result: object) -> None:
+def test_parsing_any_answer_raises_nothing(body: bytes, result: object) -> None:
     parse_answer(body)
     parse_answer(answer_of(result))
 

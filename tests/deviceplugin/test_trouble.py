@@ -201,7 +201,7 @@ async def test_no_gpm_leaves_memory_and_says_what_is_missing(bench: Bench) -> No
     assert has_figures(bench)
 
 
-async def test_a_list_of_fields_without_sm_activity_is_said(bench: Bench) -> None:
+async def test_missing_sm_activity_is_a_condition_that_names_the_field(bench: Bench) -> None:
     """What dcgm-exporter's own list has of profiling."""
     bench.driver.counters = Counters(graphics_util=0.9, any_tensor_util=0.0, dram_bw_util=0.3)
     await bench.rounds()

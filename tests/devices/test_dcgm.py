@@ -73,7 +73,7 @@ def test_lines_of_mig_instances_are_not_the_gpus() -> None:
     assert parse_exposition(page("NVIDIA A100"))[B].dram_bw_util == 0.5
 
 
-def test_an_exporter_that_is_away_is_said() -> None:
+def test_an_unreachable_exporter_raises_an_error_that_names_it() -> None:
     with pytest.raises(DevicesError, match="dcgm-exporter does not answer"):
         DcgmScrape("http://127.0.0.1:9/metrics").read([A])
     with pytest.raises(ValueError, match="http://"):

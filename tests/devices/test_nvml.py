@@ -189,7 +189,9 @@ def test_a_reading_that_makes_no_sense_is_no_reading() -> None:
 
 
 @pytest.mark.parametrize("reading", RECORDED["readings"], ids=lambda r: r["program"])
-def test_what_an_h200_said(reading: dict[str, Any], devices: NvmlDevices, driver: FakeNvml, clock: Clock) -> None:
+def test_counters_recorded_on_an_h200_show_the_busiest_pipe(
+    reading: dict[str, Any], devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
     driver.gpm = {METRICS[name]: (code, value) for name, (code, value) in reading["gpm"].items()}
     devices.sample(UUID)
     clock.sleep(1)
@@ -319,7 +321,7 @@ def test_after_a_reset_the_driver_is_opened_anew(devices: NvmlDevices, driver: F
     assert "XID 79" in devices.health(UUID).reason  # opening anew heals nothing by itself
 
 
-def test_mig_is_said(devices: NvmlDevices, driver: FakeNvml) -> None:
+def test_the_reason_of_a_gpu_in_mig_mode_names_mig(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.mig = 1
     assert "MIG" in devices.health(UUID).reason
 

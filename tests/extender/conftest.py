@@ -29,7 +29,7 @@ from gpushare.kube.api import WatchEvent
 from gpushare.kube.fake import FakeApi
 
 
-class FakeCluster(FakeApi):
+class ApiWithKubelet(FakeApi):
     """The fake API server, with what kubelet and admission would do, and failures on demand."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def options(**changes: Any) -> ExtenderOptions:
 class Served:
     """One running extender and kube-scheduler's view of it."""
 
-    def __init__(self, cluster: FakeCluster, extender: Extender, client: TestClient[Any, Any]) -> None:
+    def __init__(self, cluster: ApiWithKubelet, extender: Extender, client: TestClient[Any, Any]) -> None:
         self.cluster = cluster
         self.extender = extender
         self.client = client
@@ -198,7 +198,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    cluster: FakeCluster, clock: Callable[[], float] = time.monotonic, **changes: Any
+    cluster: ApiWithKubelet, clock: Callable[[], float] = time.monotonic, **changes: Any
 ) -> AsyncIterator[Served]:
     extender = Extender(cluster, options(**changes), clock=clock)  # type: ignore[arg-type]
     async with extender.watching(), TestClient(TestServer(extender.verbs.app())) as client:
@@ -209,12 +209,12 @@ async def served(
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
+def cluster() -> ApiWithKubelet:
+    return ApiWithKubelet()
 
 
 @pytest.fixture
-async def running(cluster: FakeCluster) -> AsyncIterator[Served]:
+async def running(cluster: ApiWithKubelet) -> AsyncIterator[Served]:
     cluster.add_node("n1")
     cluster.add_node("n2")
     async with served(cluster) as ready:
@@ -228,4 +228,4 @@ def serve_cluster() -> Any:
 
 @pytest.fixture
 def make_cluster() -> Any:
-    return FakeCluster
+    return ApiWithKubelet

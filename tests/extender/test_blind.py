@@ -189,7 +189,7 @@ async def test_it_can_be_switched_off() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, AFTER - 1), st.sampled_from(["ask", "serve", "arrive"])), max_size=60))
-def test_while_something_comes_of_it_again_and_again_nobody_is_unseen(events: list[tuple[float, str]]) -> None:
+def test_no_pod_counts_as_unseen_while_scheduling_goes_on(events: list[tuple[float, str]]) -> None:
     pods, now, asked = UntriedPods(AFTER), 0.0, 0.0
     waiting = {"first": PodView.from_object(body("first")), "second": PodView.from_object(body("second"))}
     last = now  # when something came of it

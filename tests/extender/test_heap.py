@@ -8,11 +8,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gpushare.extender import Extender, server
 
-from .conftest import FakeCluster, options
+from .conftest import ApiWithKubelet, options
 
 
 async def test_it_begins_after_the_first_lists_and_waits_for_a_quiet_moment(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: ApiWithKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[str, Callable[[], bool]]] = []
 

@@ -91,8 +91,8 @@ def test_an_unhealthy_gpu_stays_so_when_its_agent_is_heard_again(nodes: Nodes) -
     assert nodes.refused() == {"n1": Reason.GPU_UNHEALTHY}
 
 
-def test_on_a_silent_node_it_is_the_silence_that_is_told(nodes: Nodes) -> None:
-    """Whatever else was wrong there before: of a node that nobody hears of nothing else is known."""
+def test_a_silent_node_is_refused_for_its_silence_whatever_else_is_wrong(nodes: Nodes) -> None:
+    """Nothing else is known of a node without news."""
     nodes.write("n1", "T1", health="Unhealthy")
     nodes.ledger.listen(0.0)
     nodes.write("n2", "T1")

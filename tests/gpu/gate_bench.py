@@ -189,7 +189,7 @@ class Bench:
     def describe(self) -> str:
         with contextlib.suppress(Exception):
             s = self.status()
-            waiting = [(h.pod_uid and h.pod_uid[-4:], str(h.reason)) for h in s.held]
+            waiting = [(h.pod_uid and h.pod_uid[-4:], str(h.reason)) for h in s.waiting_connections]
             return f"state {s.state} {s.detail} clients {len(s.clients)} held {waiting[:6]} turns {s.turns}"
         return "no status"
 

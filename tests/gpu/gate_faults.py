@@ -141,7 +141,9 @@ def keeper_killed(b: Bench) -> dict[str, Any]:
     tenants = _three(b)
     before = b.status()
     undecided = b.spawn(pod_uid(413), "run", 5, 64)
-    b.until(lambda: any(h.reason is HoldReason.NO_DECISION for h in b.status().held), START, "one held")
+    b.until(
+        lambda: any(h.reason is HoldReason.NO_DECISION for h in b.status().waiting_connections), START, "one held"
+    )
     os.kill(before.gate_pid, signal.SIGKILL)
     hit = time.time()
     queued = b.spawn(b.decide(414, 20, 2048), "run", 5, 64)

@@ -30,7 +30,9 @@ def one_pods_clients(b: Bench) -> dict[str, Any]:
     b.until(lambda: _in(many) == MOST_OF_ONE_POD, 4 * START, "16 of its processes in")
     all_in = round(time.time() - began, 2)
     b.until(
-        lambda: [h.reason for h in b.status().held if h.pod_uid == greedy] == [HoldReason.POD_CLIENTS],
+        lambda: (
+            [h.reason for h in b.status().waiting_connections if h.pod_uid == greedy] == [HoldReason.POD_CLIENTS]
+        ),
         START,
         "the 17th held, and told why",
     )
@@ -45,7 +47,9 @@ def flooded(b: Bench) -> dict[str, Any]:
     usual = [_start(b, 610 + number) for number in range(4)]
     flood = b.spawn(b.decide(620, 10, 1024), "flood", 10, program=ATTACK)
     b.until(lambda: any("begun" in line for line in flood.noise), START, "the flood")
-    b.until(lambda: any(h.reason is HoldReason.RATE for h in b.status().held), START, "the flood held")
+    b.until(
+        lambda: any(h.reason is HoldReason.RATE for h in b.status().waiting_connections), START, "the flood held"
+    )
     beside = [_start(b, 630 + number) for number in range(6)]
     must(b.state() is GateState.ACTIVE, f"the gate is {b.state()}")
     must(b.status().daemon_restarts == 0, "the daemon was restarted")

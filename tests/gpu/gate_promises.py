@@ -96,7 +96,7 @@ def several_contexts(b: Bench) -> dict[str, Any]:
     tenant = b.spawn(alone, "contexts", 30, 3000)
     own = tenant.wait("context", START)["sms"]
     b.until(
-        lambda: any(h.pod_uid == alone and h.reason is HoldReason.POD_CAP for h in b.status().held),
+        lambda: any(h.pod_uid == alone and h.reason is HoldReason.POD_CAP for h in b.status().waiting_connections),
         START,
         "the second context held, and told why",
     )
@@ -184,7 +184,7 @@ def _contexts(tenants: list[Tenant]) -> list[int]:
 
 
 def _cap_in_use(b: Bench) -> int:
-    return sum(waiting.reason is HoldReason.POD_CAP for waiting in b.status().held)
+    return sum(waiting.reason is HoldReason.POD_CAP for waiting in b.status().waiting_connections)
 
 
 def two_processes(b: Bench) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def new_decision(b: Bench) -> dict[str, Any]:
 def no_decision(b: Bench) -> dict[str, Any]:
     """A pod without a decision waits, and goes on within a second of getting one."""
     tenant = b.spawn(pod_uid(25), "run", 20, 128)
-    b.until(lambda: any(h.reason is HoldReason.NO_DECISION for h in b.status().held), START, "held")
+    b.until(lambda: any(h.reason is HoldReason.NO_DECISION for h in b.status().waiting_connections), START, "held")
     time.sleep(2)
     must(tenant.find("context") is None, "it went on without a decision")
     b.decide(25, 30, 2048)
@@ -332,7 +332,9 @@ def clients_49(b: Bench) -> dict[str, Any]:
         tenant.wait("context", 4 * START)
     all_in = time.time() - begun
     last = b.spawn(b.decide(300, 2, 1024), "run", 5, 16)
-    b.until(lambda: any(h.reason is HoldReason.CLIENTS for h in b.status().held), START, "the 49th held")
+    b.until(
+        lambda: any(h.reason is HoldReason.CLIENTS for h in b.status().waiting_connections), START, "the 49th held"
+    )
     time.sleep(2)
     must(last.find("context") is None, "the 49th got in")
     left = time.time()

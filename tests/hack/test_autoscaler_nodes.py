@@ -61,7 +61,7 @@ def test_our_test_takes_the_place_of_the_packages_own(source: Path, tmp_path: Pa
     }
 
 
-def test_gos_words_are_said_where_it_refuses(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_go_program_is_quoted(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFUSED", "no such type")
     with pytest.raises(RuntimeError, match="aws: FAIL: no such type"):
         autoscaler_nodes.expected_node(source, "aws", {})

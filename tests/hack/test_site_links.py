@@ -62,7 +62,7 @@ def test_a_host_says_whether_it_has_the_page(site: str, status: int, state: Stat
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_host_in_trouble_has_not_said_that_there_is_none(site: str, status: int) -> None:
+def test_a_server_error_leaves_the_state_of_a_link_unknown(site: str, status: int) -> None:
     assert site_links.ask(f"{site}/{status}") == (State.UNKNOWN, str(status))
 
 

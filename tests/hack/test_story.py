@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 from story.acts import ACTS, BACKUP, ETL, FIRST, RANK
-from story.moment import Moment, Told, look
+from story.moment import Moment, StoryEvent, look
 from story.picture import svg
 from story.recording import record
 from story.screen import Screen
@@ -144,7 +144,7 @@ def test_an_event_becomes_a_sentence_with_programs_for_pods() -> None:
     ],
 )
 def test_events_are_told_in_words_of_the_story(reason: str, note: str, sentence: str | None) -> None:
-    assert of_event(Told("one", "2026-11-22T12:00:30Z", reason, "etl", note)) == sentence
+    assert of_event(StoryEvent("one", "2026-11-22T12:00:30Z", reason, "etl", note)) == sentence
 
 
 def test_two_pods_are_packed_once_they_share_a_gpu_and_keep_their_promises() -> None:

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bench.imports import PROCESSES as MEASURED
+from bench.imports import imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -67,6 +69,16 @@ def test_the_agent_loads_neither_numpy_nor_the_interference_model() -> None:
     """They are 20 MiB in every node; the forecaster, a process that ends, asks the model (ADR 0032)."""
     names = loaded_by(*PROCESSES["the agent"])
     assert not {"numpy", "gpushare.core.interference", "gpushare.core.placement"} & set(names)
+
+
+# As `python -m bench imports` counted on 2026-11-26 (570, 720, 626), and 2% more (docs/measurements/imports.md).
+MOST_MODULES = {"agent": 581, "operator": 734, "extender": 638}
+
+
+@pytest.mark.parametrize(("process", "most"), MOST_MODULES.items())
+def test_a_process_loads_hardly_more_modules_than_when_they_were_counted(process: str, most: int) -> None:
+    _, names = imports_of(ROOT, MEASURED[process], repeats=1)
+    assert len(names) <= most
 
 
 @pytest.mark.parametrize("process", PROCESSES)

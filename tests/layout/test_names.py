@@ -51,20 +51,17 @@ SAYS_NOTHING = {"said", "held", "there", "which", "cast", "together"}
 
 
 def names_of_values(path: Path) -> Iterator[tuple[str, int]]:
-    """Names that a file binds, but for fields and methods; `held` as a field is a gate's waiting connections."""
+    """Names that a file binds, fields of dataclasses included; methods may be verbs, as in `ledger.held()`."""
     tree = ast.parse(path.read_text())
-    members = {id(each) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-    fields = {
-        id(each.target) for each in ast.walk(tree) if id(each) in members and isinstance(each, ast.AnnAssign)
-    }
+    methods = {id(each) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr, node.lineno
         elif isinstance(node, ast.arg):
             yield node.arg, node.lineno
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and id(node) not in members:
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and id(node) not in methods:
             yield node.name, node.lineno
 
 

@@ -22,7 +22,7 @@ def test_a_program_that_is_not_there_is_an_error_that_no_retry_mends(tmp_path):
         assert not error.value.retryable
 
 
-def test_a_hung_program_is_ended_and_said(tmp_path):
+def test_a_hung_program_ends_with_a_timeout_error(tmp_path):
     hung = program(tmp_path, sys.executable, "-c", "import time; time.sleep(60)")
     with pytest.raises(ControlTimeoutError, match=r"get_server_list: no answer within 0\.2 s") as error:
         SyncMpsControl(hung).run(commands.server_list(), 0.2)

@@ -109,7 +109,7 @@ def test_pods_that_are_gone_take_no_memory(kernel):
         tracemalloc.stop()
 
 
-def test_what_is_gone_is_told_as_such(pods, uid):
+def test_operations_on_a_removed_cgroup_raise_file_not_found(pods, uid):
     path = pods.add(uid)
     pods.remove(uid, path)
     for operation in (pods.freezer.state, pods.freezer.freeze, pods.freezer.thaw):

@@ -42,7 +42,7 @@ async def test_the_pipes_stay_for_the_client_and_outlive_what_it_does_with_them(
         os.write(pipes[0], b"x")
 
 
-async def test_what_was_said_and_not_read_is_seen(ends):
+async def test_data_that_the_server_has_not_read_is_noticed(ends):
     server, client, _ = ends
     handover = await Handover.of(client.fileno())
     assert not handover.is_unread
@@ -53,7 +53,7 @@ async def test_what_was_said_and_not_read_is_seen(ends):
     handover.close()
 
 
-async def test_the_word_is_said_once_and_the_connection_cut(ends):
+async def test_speaking_sends_the_credentials_once_and_closes_the_connection(ends):
     server, client, _ = ends
     handover = await Handover.of(client.fileno())
     for _ in range(2):

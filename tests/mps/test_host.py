@@ -98,7 +98,7 @@ def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
     running = run(POD, "--workload", "stream", "--memory-mib", "100")
     until(running.is_connected, "connected")
     undecided = run(OTHER, "--workload", "stream", "--memory-mib", "100")
-    until(lambda: any(h.reason is HoldReason.NO_DECISION for h in host.status().held), "one held")
+    until(lambda: any(h.reason is HoldReason.NO_DECISION for h in host.status().waiting_connections), "one held")
     before = host.status()
     os.kill(before.gate_pid, signal.SIGKILL)
     queued = run(POD, "--workload", "stream", "--memory-mib", "100")
@@ -224,7 +224,7 @@ def test_a_daemon_that_hangs_is_down_holds_newcomers_and_ends_nobody(host, run):
         until(lambda: host.status().state is GateState.DOWN, "down")
         assert "no answer" in host.status().detail
         waiting = run(OTHER, "--workload", "stream", "--memory-mib", "100")
-        until(lambda: any(h.pid == waiting.pid for h in host.status().held), "the newcomer is held")
+        until(lambda: any(h.pid == waiting.pid for h in host.status().waiting_connections), "the newcomer is held")
         assert host.status().daemon_pid == before.daemon_pid, "its clients run on: it is not killed"
     finally:
         os.kill(before.daemon_pid, signal.SIGCONT)

@@ -153,7 +153,7 @@ def test_a_later_gates_status_is_read_without_what_is_new_in_it(gpu):
     data["self_test"]["result"] = "Maybe"
     write_atomically(gpu.status, data)
     status = status_reader(gpu).read()
-    assert (status.state, status.held[0].reason) == (GateState.DOWN, HoldReason.OTHER)
+    assert (status.state, status.waiting_connections[0].reason) == (GateState.DOWN, HoldReason.OTHER)
     assert status.mismatches == full_status().mismatches
     assert status.self_test.result is SelfTestResult.PENDING
 
@@ -170,7 +170,7 @@ def test_what_killed_writers_left_behind_goes(gpu):
     assert gpu.decisions.exists()
 
 
-def test_a_removed_file_keeps_what_it_said(gpu):
+def test_the_last_decisions_stay_in_force_when_their_file_is_removed(gpu):
     reader = decisions_reader(gpu)
     assert reader.read() == Decisions()
     write_decisions(gpu, Decisions({"a": PodDecision(25, 1)}))

@@ -41,7 +41,11 @@ def status(**changes) -> GateStatus:
     waiting = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
     return replace(
         GateStatus(
-            "GPU-1", GateState.ACTIVE, time.time(), held=waiting, self_test=SelfTest(SelfTestResult.PASSED)
+            "GPU-1",
+            GateState.ACTIVE,
+            time.time(),
+            waiting_connections=waiting,
+            self_test=SelfTest(SelfTestResult.PASSED),
         ),
         **changes,
     )

@@ -8,7 +8,7 @@ from gpushare.mps.patience import HangingError, PatientCaller
 from .conftest import eventually
 
 
-async def test_a_call_that_hangs_keeps_nobody_and_no_second_one_is_made():
+async def test_a_hanging_call_blocks_nobody_and_is_not_repeated_meanwhile():
     """Before: the gate's loop stood still for as long as the driver did."""
     caller, release, calls = PatientCaller(), threading.Event(), []
 

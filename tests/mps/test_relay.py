@@ -167,7 +167,9 @@ async def test_no_daemon_is_worth_a_retry(short_path, client):
     assert error.value.retryable
 
 
-async def test_for_a_client_whose_answer_comes_too_late_the_word_is_said(short_path, client, monkeypatch):
+async def test_the_gate_sends_the_credentials_of_a_client_whose_answer_comes_too_late(
+    short_path, client, monkeypatch
+):
     """Before: the server's socket was closed as it came, and the server waited for that client for ever."""
     monkeypatch.setattr("gpushare.mps.relay.ANSWER_SECONDS", 0.2)
     server, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from gpushare.core.backoff import Backoff
 from gpushare.mps import keeper as keeping
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, NotSentError
@@ -125,7 +126,7 @@ async def test_a_silent_daemon_is_replaced_once_it_serves_nobody(kept, monkeypat
 async def test_a_daemon_that_was_silent_when_the_keeper_started_is_replaced_too(kept, monkeypatch):
     """Before: it was asked for its server's state for ever, and never watched."""
     monkeypatch.setattr(keeping, "DESERTED_SECONDS", 0.0)
-    monkeypatch.setattr(keeping, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "RESTART_BACKOFF", Backoff(0.01, 30.0))
     stopped: list[float] = []
 
     async def stop(timeout_seconds):
@@ -150,7 +151,7 @@ async def _that_replaces(kept):
 
 async def test_a_self_test_that_fails_keeps_newcomers_waiting_and_is_tried_until_it_passes(kept, monkeypatch):
     """Before: ACTIVE all the same, and never tried again."""
-    monkeypatch.setattr(keeping, "RETEST_SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "RETEST_BACKOFF", Backoff(0.01, 300.0))
     results = [SelfTestResult.FAILED, SelfTestResult.FAILED, SelfTestResult.PASSED]
     seen: list[GateState] = []
 
@@ -166,7 +167,7 @@ async def test_a_self_test_that_fails_keeps_newcomers_waiting_and_is_tried_until
 
 
 async def test_where_unproven_ceilings_are_allowed_tenants_come_in_and_the_test_is_repeated(kept, monkeypatch):
-    monkeypatch.setattr(keeping, "MAX_RETEST_SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "RETEST_BACKOFF", Backoff(0.01, 0.01))
     kept._setup = dataclasses.replace(kept._setup, admits_unproven=True)
     tests = 0
 

@@ -222,7 +222,7 @@ def test_a_freezer_that_cannot_be_written_is_said_once_and_stops_nothing_else(no
     assert node.frozen_seconds[POD] > 1.0
 
 
-def test_what_sticks_is_let_go_told_and_tried_again_later(node):
+def test_a_pod_that_sticks_in_freezing_is_thawed_reported_and_tried_again(node):
     node.freezer.sticks[POD] = 10**6
     node.run(4.0, pod=ThrottleAsk(0.2))
     assert node.refused() == {POD: ThrottleRefusal.STUCK}

@@ -37,7 +37,7 @@ async def test_trouble_is_a_condition_and_by_default_nobody_is_evicted() -> None
     assert bench.condition("new", "Troubled") is None
 
 
-async def test_by_policy_a_pod_in_trouble_is_evicted_once_and_it_is_told() -> None:
+async def test_a_stalled_pod_is_evicted_once_with_an_event_where_the_policy_is_replace() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
     await bench.settle(20)
@@ -86,7 +86,7 @@ async def test_groups_that_were_replaced_long_ago_are_forgotten() -> None:
     assert not bench.retractor._replaced_of_share
 
 
-async def test_a_budget_holds_a_replacement_and_it_is_said() -> None:
+async def test_a_disruption_budget_delays_a_replacement_and_a_condition_shows_it() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
     bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 3

@@ -36,7 +36,7 @@ def test_a_run_that_the_driver_does_not_count_has_no_counters(driver):
     assert counters.memory_by_pid() == {}
 
 
-def test_memory_by_process_without_those_that_nobody_tells(driver):
+def test_processes_of_unknown_memory_are_left_out_of_memory_by_process(driver):
     driver.clients = [(11, 500 * MIB), (13, UNKNOWN)]
     driver.processes = [(10, 30 * MIB), (12, 7 * MIB), (14, UNKNOWN)]
     assert DriverCounters().memory_by_pid() == {11: 500, 12: 7}

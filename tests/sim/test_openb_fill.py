@@ -70,10 +70,11 @@ def test_the_other_published_policies_come_close(trace: str, policy: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("trace", ["default", "gpushare40"])
-def test_ours_beats_fgd_by_half_a_point(trace: str) -> None:
+@pytest.mark.parametrize(("trace", "bar"), [("default", 96.165), ("gpushare40", 94.795)])
+def test_ours_meets_its_bar_under_the_published_protocol(trace: str, bar: float) -> None:
+    """docs/measurements/placement.md states 96.17 and 94.80, both more than half a point above FGD."""
     mean = fmean(run(trace, "gpushare", seed).allocated_gpu_percent for seed in SEEDS)
-    assert mean > published(trace, "fgd") + 0.5
+    assert mean >= bar > published(trace, "fgd") + 0.5
 
 
 def small(pods: int = 60) -> tuple[list[NodeSpec], list[PlacementRequest]]:

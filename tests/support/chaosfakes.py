@@ -36,7 +36,7 @@ class StoredPods:
 
 
 @dataclass
-class FakeCluster:
+class BreakableCluster:
     """A cluster that is as the load wants it, but for what a test breaks; also eye, injector and freezer."""
 
     api: StoredPods

@@ -131,7 +131,7 @@ class _BusyGate(GateCollector):
             "GPU-1",
             GateState.ACTIVE,
             time.time(),
-            held=(HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),),
+            waiting_connections=(HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),),
             refused=refused,
             mismatches=(Mismatch(MismatchKind.STALE_CEILING, "uid", 1, "outside its turn"),),
             throttle=ThrottleStatus(refusals=refused),

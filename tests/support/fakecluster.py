@@ -32,7 +32,7 @@ WRITE = "WRITE_SCREENS"
 
 
 @dataclass
-class FakeCluster:
+class HttpApiServer:
     """An API server over HTTP.
 
     Attributes:

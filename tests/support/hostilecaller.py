@@ -111,7 +111,7 @@ def post(host: str, port: int, path: str, bodies: list[str]) -> list[int]:
     return statuses
 
 
-class Told(BaseHTTPRequestHandler):
+class AttackHandler(BaseHTTPRequestHandler):
     """Does one attack for each POST."""
 
     def do_POST(self) -> None:
@@ -139,7 +139,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if sys.argv[1:]:
         subprocess.Popen(sys.argv[1:])
-    ThreadingHTTPServer(("", PORT), Told).serve_forever()
+    ThreadingHTTPServer(("", PORT), AttackHandler).serve_forever()
 
 
 if __name__ == "__main__":

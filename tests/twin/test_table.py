@@ -126,7 +126,7 @@ def test_every_pair_of_the_table_is_there_and_somebody_always_pays():
     assert sum(sums) / len(sums) == pytest.approx(1.556, abs=0.001), "1.60 where progress above 1 counts as such"
 
 
-def test_a_tenant_of_a_program_that_there_is_not_is_told_which_there_are(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_program_is_refused_with_the_known_names(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["--workload", "resnet-50"])
     assert ended.value.code == 2

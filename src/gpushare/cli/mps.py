@@ -67,7 +67,7 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
     rows = [(directory_of, *_read(directory_of)) for directory_of in _gpus(directory, gpu)]
     if as_json:
         values: list[dict[str, Any]] = [
-            {"gpu_uuid": g.uuid, "fresh": fresh, **(dataclasses.asdict(s) if s else {})} for g, s, fresh in rows
+            {"gpu_uuid": g.uuid, "fresh": fresh, **(s.fields_json() if s else {})} for g, s, fresh in rows
         ]
         typer.echo(json.dumps(values))
         return
@@ -79,12 +79,12 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
             table.add_row(g.uuid, "NoGate")
             continue
         mean = f"{s.turns.durations_seconds_sum / s.turns.count:.3f} s" if s.turns.count else "-"
-        reasons = ", ".join(sorted({str(h.reason) for h in s.held}))
+        reasons = ", ".join(sorted({str(h.reason) for h in s.waiting_connections}))
         table.add_row(
             g.uuid,
             str(s.state) if fresh else f"{s.state} (stale)",
             str(len(s.clients)),
-            f"{len(s.held)} {reasons}".strip(),
+            f"{len(s.waiting_connections)} {reasons}".strip(),
             str(s.self_test.result),
             str(s.daemon_pid or "-"),
             str(s.daemon_restarts),

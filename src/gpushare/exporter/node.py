@@ -20,7 +20,7 @@ class DeviceFigures:
     Attributes:
         pipes: use by pipe (fp16, fp32, fp64, int8, integer, dram), 0 to 1.
         mps_state: one of MPS_STATES.
-        held: connections waiting at the gate, by reason.
+        waiting_connections: at the gate, by reason.
         refused: connections refused since the gate started, by reason.
         mismatches: present mismatches, by kind.
         outside: present processes outside MPS.
@@ -48,7 +48,7 @@ class DeviceFigures:
     mps_state: str = "Down"
     is_ceilings_enforced: bool | None = None
     clients: int | None = None
-    held: Mapping[str, int] = field(default_factory=dict)
+    waiting_connections: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     mismatches: Mapping[str, int] = field(default_factory=dict)
     faults: int | None = None
@@ -275,7 +275,7 @@ def _mps_families(now: NodeFigures) -> Iterator[Metric]:
         "mps_held_connections",
         "Processes that wait at the gate, by reason.",
         (*labels, "reason"),
-        _by_kind((at, d.held) for at, d in gpus),
+        _by_kind((at, d.waiting_connections) for at, d in gpus),
     )
     yield _gauge(
         "mps_mismatches",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
+from gpushare.core.backoff import Backoff
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
@@ -62,10 +63,8 @@ FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within millisecon
 DEPARTED_SECONDS: Final = 10.0  # departed clients are remembered for this long after the log was read
 BUSY_SECONDS: Final = 15.0  # a daemon that does not answer for this long is not just busy with another connection
 DESERTED_SECONDS: Final = 20.0  # after this time a silent daemon without clients is replaced
-RETEST_SECONDS: Final = 5.0  # after a failed self-test, doubled each time
-MAX_RETEST_SECONDS: Final = 300.0
-RETRY_SECONDS: Final = 0.05  # a dead daemon is restarted at once, the next failures back off
-MAX_RETRY_SECONDS: Final = 30.0
+RETEST_BACKOFF: Final = Backoff(first_seconds=5.0, longest_seconds=300.0)  # after a failed self-test
+RESTART_BACKOFF: Final = Backoff(first_seconds=0.05, longest_seconds=30.0)  # a dead daemon is restarted at once
 SRC: Final = str(Path(__file__).parents[2])
 
 
@@ -171,7 +170,7 @@ class Keeper:
             written_at=time.time(),
             unknown_decision_values=self._policy.decisions().unknown,
             clients=self._ledger.clients(),
-            held=self.gate.held(),
+            waiting_connections=self.gate.held(),
             refused={str(reason): count for reason, count in self.gate.refused.items()},
             mismatches=self._ledger.mismatches,
             connections=self.gate.connection_count,
@@ -216,11 +215,11 @@ class Keeper:
     # Supervision
 
     async def _supervise(self) -> None:
-        retry = RETRY_SECONDS
+        failures = 0
         while True:
             try:
                 await self._bring_up()
-                retry = RETRY_SECONDS
+                failures = 0
                 await self._watch()
             except _ServerGoneError:
                 if self._read_faults():
@@ -234,9 +233,10 @@ class Keeper:
                 # A daemon that was silent before this keeper started is never watched, so check it here.
                 if isinstance(error, ControlTimeoutError) and await self._ends_deserted():
                     continue
-                logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, retry, error)
-                await asyncio.sleep(retry)
-                retry = min(MAX_RETRY_SECONDS, 2 * retry)
+                failures += 1
+                seconds = RESTART_BACKOFF.seconds(failures)
+                logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, seconds, error)
+                await asyncio.sleep(seconds)
 
     async def _bring_up(self) -> None:
         """Start or adopt the daemon, start the server before clients, prove the ceilings, then become ACTIVE."""
@@ -272,20 +272,19 @@ class Keeper:
 
     async def _prove(self, server_pid: int) -> None:
         """Repeat the self-test until it proves the ceilings; meanwhile newcomers wait and running clients stay."""
-        retry = RETEST_SECONDS
-        while True:
+        for failures in itertools.count(1):
             why = await self._self_test(server_pid)
             if not why or self._setup.admits_unproven:
-                self._test_again_at = time.monotonic() + MAX_RETEST_SECONDS
+                self._test_again_at = time.monotonic() + RETEST_BACKOFF.longest_seconds
                 return
-            self._set_state(GateState.SELF_TEST, f"{why}; trying again in {retry:.0f} s")
-            deadline = time.monotonic() + retry
+            seconds = RETEST_BACKOFF.seconds(failures)
+            self._set_state(GateState.SELF_TEST, f"{why}; trying again in {seconds:.0f} s")
+            deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 self._check_alive()
-                await asyncio.sleep(min(PUBLISH_SECONDS, retry))
+                await asyncio.sleep(min(PUBLISH_SECONDS, seconds))
                 with contextlib.suppress(NotSentError):
                     self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)))
-            retry = min(MAX_RETEST_SECONDS, 2 * retry)
 
     def _check_alive(self) -> None:
         """Raise an error if daemon or server have ended."""

@@ -125,7 +125,7 @@ class GateCollector(Collector):
             unread.add_metric(gpu, status.unread)
             unknown.add_metric(gpu, status.unknown_decision_values)
             for reason in HoldReason:
-                waiting.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
+                waiting.add_metric([*gpu, reason], sum(h.reason is reason for h in status.waiting_connections))
             for name, count in (_NO_REFUSALS | dict(status.refused)).items():
                 refused.add_metric([*gpu, name], count)
             for kind in {m.kind for m in status.mismatches}:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 STATUS_VERSION: Final = 1
+_WAITING_KEY: Final = "held"  # in JSON, of `waiting_connections`
 S = TypeVar("S", bound=StrEnum)
 
 
@@ -252,7 +253,7 @@ class GateStatus:
     last_fault_at: float | None = None
     self_test: SelfTest = SelfTest()
     clients: tuple[ClientStatus, ...] = ()
-    held: tuple[HeldStatus, ...] = ()
+    waiting_connections: tuple[HeldStatus, ...] = ()
     refused: Mapping[str, int] = field(default_factory=dict)
     mismatches: tuple[Mismatch, ...] = ()
     connections: int = 0
@@ -265,7 +266,12 @@ class GateStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's JSON object."""
-        return {"version": STATUS_VERSION, **dataclasses.asdict(self)}
+        return {"version": STATUS_VERSION, **self.fields_json()}
+
+    def fields_json(self) -> dict[str, Any]:
+        """Return every field by its name in JSON."""
+        names = {"waiting_connections": _WAITING_KEY}
+        return {names.get(name, name): value for name, value in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: Any) -> "GateStatus":
@@ -288,9 +294,9 @@ class GateStatus:
         if not isinstance(values.get("last_fault_by"), str | None):
             raise ValueError("last_fault_by is not a pod")
         values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
-        values["held"] = tuple(
+        values["waiting_connections"] = tuple(
             HeldStatus(**{**_only(HeldStatus, h), "reason": _known(HoldReason, h["reason"], HoldReason.OTHER)})
-            for h in values.get("held", ())
+            for h in data.get(_WAITING_KEY, ())
         )
         values["mismatches"] = tuple(
             Mismatch(**{**_only(Mismatch, m), "kind": MismatchKind(m["kind"])})

@@ -162,7 +162,7 @@ def test_whole_gpus():
     assert resolve({FRACTION: "auto"}, limit_percent=200).gpu_count == 2
 
 
-def test_what_is_wrong_is_said():
+def test_a_rejection_names_the_wrong_annotation_or_gpushare():
     assert "gpushare.io/fraction" in str(resolve({FRACTION: "1.5"}))
     wrong = resolve({FRACTION: "0.5"}, share(memory="lots"))
     assert isinstance(wrong, Rejection)

@@ -164,7 +164,7 @@ def test_why_one_stays(asked, residents, done, why):
         (ask(), [resident("b")]),
     ],
 )
-def test_nothing_is_said_of_who_is_not_there_or_not_known(asked, residents):
+def test_absent_and_unknown_pods_are_not_part_of_the_plan(asked, residents):
     found = plan([asked], residents)
     assert (found.evict, found.waiting, found.never) == (None, {}, {})
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 from gpushare.core.control.slo_reading import SloSign
-from gpushare.core.control.slo_relief import FIRST_CALM_SECONDS, GIVEN_UP_SECONDS
+from gpushare.core.control.slo_relief import CALM, GIVEN_UP_SECONDS
 
 SETTINGS = WatchSettings()
 TARGET = 0.05
@@ -129,7 +129,7 @@ def test_one_step_waits_for_requests_that_came_after_the_last():
 def test_time_is_given_back_slowly_and_the_pause_doubles_when_that_was_too_early():
     plant = Plant({"a": 0.05}).run(40)
     throttled = plant.state.duties["a"]
-    plant.run(int(FIRST_CALM_SECONDS) - 12)
+    plant.run(int(CALM.first_seconds) - 12)
     assert plant.state.duties["a"] == throttled
     plant.run(900)
     missed = [actions.missed == ("web",) for actions in plant.seen]

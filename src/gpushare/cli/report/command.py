@@ -15,7 +15,15 @@ from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.cli.report.moment import usage_of
 from gpushare.cli.report.prometheus import PrometheusSpan, read_prometheus
-from gpushare.cli.report.usage import UsageHistory, course, kept_ratio, neighbours, other_fractions, showback
+from gpushare.cli.report.usage import (
+    NeighbourRow,
+    UsageHistory,
+    course,
+    kept_ratio,
+    neighbours,
+    other_fractions,
+    showback,
+)
 from gpushare.cli.report.usage_page import render_usage
 from gpushare.cli.snapshot import OBJECTS_FILE, believing, read_snapshot
 
@@ -126,7 +134,12 @@ def as_record(history: UsageHistory) -> dict[str, Any]:
         "retractions": history.retractions,
         "namespaces": [asdict(row) for row in showback(history)],
         "workloads": [asdict(row) for row in showback(history, by_workload=True)],
-        "neighbours": [asdict(row) for row in neighbours(history)],
+        "neighbours": [_neighbour_record(row) for row in neighbours(history)],
         "fractions": [asdict(row) for row in other_fractions(history)],
         "notes": list(history.notes),
     }
+
+
+def _neighbour_record(row: NeighbourRow) -> dict[str, Any]:
+    """Return a row by its names in JSON; there, the hours that two workloads shared a GPU are `together`."""
+    return {"together" if name == "shared_gpu_hours" else name: value for name, value in asdict(row).items()}

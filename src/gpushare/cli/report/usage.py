@@ -130,7 +130,7 @@ class NeighbourRow:
     """Progress that one workload lost to another.
 
     Attributes:
-        together: GPU-hours for which both ran on one GPU.
+        shared_gpu_hours: for which both ran on one GPU.
         alone_ratio: progress without neighbours; 1 if that was never measured.
         beside_ratio: progress beside this neighbour.
         lost: GPU-hours of progress lost to it.
@@ -138,7 +138,7 @@ class NeighbourRow:
 
     slowed: WorkloadName
     by: WorkloadName
-    together: float
+    shared_gpu_hours: float
     alone_ratio: float
     beside_ratio: float
     lost: float

@@ -237,7 +237,7 @@ def _neighbours(history: UsageHistory) -> str:
                 [
                     text(_name(row.slowed)),
                     text(_name(row.by)),
-                    number(row.together, "{:.1f}"),
+                    number(row.shared_gpu_hours, "{:.1f}"),
                     number(row.alone_ratio),
                     number(row.beside_ratio),
                     number(row.lost),

@@ -331,7 +331,7 @@ class MpsStatus:
 
     state: MpsState = described("State of the daemon and its server.", default=MpsState.STARTING)
     clients: int = described("Processes connected now; one server takes 48.", default=0, minimum=0)
-    held: int = described("Connections waiting at the gate.", default=0, minimum=0)
+    waiting_connections: int = described("Connections waiting at the gate.", name="held", default=0, minimum=0)
     ceilings: Ceilings = described(
         "Result of the gate's self-test: whether this driver enforces its ceilings.", default=Ceilings.UNTESTED
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.core.control.relief import KnownTenants, may_be_throttled
 from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.window import WatchedTenant, WatchSettings
@@ -17,8 +18,7 @@ _STEP: Final = 0.2  # most of a duty that is taken at once
 _LEAST_STEP: Final = 0.05
 _HELPED: Final = 0.8  # a quantile at or below this part of the first one: stopping neighbours helps
 _LEAST_COST: Final = 0.05  # progress lost to neighbours, as estimated, that suffices if no step could be tried
-FIRST_CALM_SECONDS: Final = 30.0
-LONGEST_CALM_SECONDS: Final = 600.0
+CALM: Final = Backoff(first_seconds=30.0, longest_seconds=600.0)  # longer after each relapse
 GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless a tenant arrives
 _RELAPSE_SECONDS: Final = 120.0  # a miss this soon after a throttle was loosened: it was loosened too early
 
@@ -34,7 +34,7 @@ class SloRelief:
         missed_at: when it was last missed.
         stuck_seconds: how long it has been missed while no neighbour had time left to give.
         given_up_at: when neighbours were found not to be the cause.
-        calm_seconds: how long it must be met before the neighbours get their time back.
+        relapses: how often it was missed again soon after neighbours got time back.
         let_go_at: when they last got some back.
         asked_seconds: the quantile when a neighbour was asked to leave; None if none was, or once that is judged.
         left_at: when that neighbour had left.
@@ -46,10 +46,15 @@ class SloRelief:
     missed_at: float = float("-inf")
     stuck_seconds: float = 0.0
     given_up_at: float = float("-inf")
-    calm_seconds: float = FIRST_CALM_SECONDS
+    relapses: int = 0
     let_go_at: float = float("-inf")
     asked_seconds: float | None = None
     left_at: float = float("-inf")
+
+    @property
+    def calm_seconds(self) -> float:
+        """Return how long the target must be met before the neighbours get their time back."""
+        return CALM.seconds(self.relapses + 1)
 
     @property
     def has_helped(self) -> bool:
@@ -104,10 +109,9 @@ class SloRelief:
             now_seconds = sign.measured_seconds
             return replace(self, is_missed=False, now_seconds=now_seconds, stuck_seconds=0.0, asked_seconds=None)
         relapsed = not self.is_missed and now - self.let_go_at < _RELAPSE_SECONDS
-        calm = min(LONGEST_CALM_SECONDS, 2 * self.calm_seconds) if relapsed else self.calm_seconds
-        if now - self.missed_at > 3 * LONGEST_CALM_SECONDS:
-            calm = FIRST_CALM_SECONDS
-        return replace(self, is_missed=True, now_seconds=sign.measured_seconds, missed_at=now, calm_seconds=calm)
+        was_long_ago = now - self.missed_at > 3 * CALM.longest_seconds
+        relapses = 0 if was_long_ago else self.relapses + relapsed
+        return replace(self, is_missed=True, now_seconds=sign.measured_seconds, missed_at=now, relapses=relapses)
 
 
 def gives_a_step(
