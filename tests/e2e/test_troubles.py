@@ -16,7 +16,6 @@ from livecluster import (
     RELEASE_NAMESPACE,
     Cluster,
     Namespace,
-    NotYet,
     decided,
     driver,
     gpushare,
@@ -29,6 +28,7 @@ from livecluster import (
     without,
 )
 from tests.e2e.test_upgrade import kubelet_has, replace_hosts, upgrade
+from waiting import WAITS, idle, waits, why
 
 from gpushare.mps.freezer import CgroupFreezer
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 Json = dict[str, Any]
 Parts = Callable[[str], list[dict]]
-WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU is unhealthy"
+REJECTED, UNHEALTHY = "UnexpectedAdmissionError", "A GPU is unhealthy"
 AWAY = "the node's agent is not running, so kubelet has no shares to give there now"
 PAGE_OF_REQUESTS = """
 import http.server, sys
@@ -55,39 +55,11 @@ request_seconds_count 3
 """
 
 
-def idle(space: Namespace, name: str, fraction: str, **asked: Any) -> Json:
-    return space.tenant(name, fraction, command=IDLE, **asked)
-
-
 def state_of(space: Namespace, name: str) -> Json:
     """Return the state of a pod's container: a key such as `running` or `waiting`."""
     (status,) = space.get(name)["status"]["containerStatuses"]
     state: Json = status["state"]
     return state
-
-
-def why(space: Namespace, name: str) -> str:
-    """What `kubectl gpushare explain` says of a waiting pod, without the events that it repeats."""
-    screen = gpushare(space.cluster, "explain", name, "-n", space.name)
-    before, _, rest = screen.partition("What was done")
-    return before + rest.partition("Why not elsewhere")[2]
-
-
-def waits(space: Namespace, name: str, row: str, *, seconds: float = 60) -> None:
-    """Wait until a pod's events say what a row of the page says; `explain` says it too."""
-
-    def is_told() -> bool:
-        return any(troubles.says(WAITS, row, each) for each in space.events(name))
-
-    try:
-        wait_for(f"{row!r} told of {name}", is_told, seconds=seconds)
-    except NotYet as error:
-        pod = space.get(name)
-        seen = f"on {pod['spec'].get('nodeName')}, {pod['status']}, events {sorted(space.events(name))}"
-        raise AssertionError(f"{error}; it is {seen}") from None
-    assert troubles.says(WAITS, row, why(space, name))
-    assert space.reasons(name) & {"NoRoom", "FailedScheduling"} & troubles.words(WAITS)
-    assert not space.get(name)["spec"].get("nodeName")
 
 
 def test_a_waiting_pod_is_told_what_is_short(space: Namespace, cluster: Cluster) -> None:

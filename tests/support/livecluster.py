@@ -72,11 +72,11 @@ class Cluster:
     def __init__(self, kubeconfig: str, program: str, backend: str) -> None:
         self.kubeconfig = kubeconfig
         self.backend = backend
-        self._program = program
+        self.program = program
 
     def try_kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> Answer:
         done = subprocess.run(
-            [self._program, f"--kubeconfig={self.kubeconfig}", *arguments],
+            [self.program, f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin,
             capture_output=True,
             text=True,
