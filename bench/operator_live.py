@@ -1,8 +1,9 @@
 """The whole operator against a real API server: `python -m bench operator --live`.
 
 A control plane of its own (etcd, kube-apiserver), the objects made beforehand, then the operator as the chart
-starts it. Timed is what a user waits for: from its start until each GpuShare's status names its pod; and until the
-events about that, which the operator writes afterwards, are written too.
+starts it, with Kopf's own probe besides, which shows how long the event loop is busy. Timed is what a user waits
+for: from its start until each GpuShare's status names its pod; and until the events about that, which the operator
+writes afterwards, are written too.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class LiveResult:
 
     Attributes:
         seconds: from its start until all statuses are written.
-        longest_answer_seconds: the slowest answer of its liveness probe, which the same event loop gives.
+        longest_answer_seconds: the slowest answer of Kopf's own probe, which the reconciler's event loop gives.
         processor_seconds: by process, until then: the operator, kube-apiserver, etcd.
         all_seconds: from its start until no event waits to be written either.
         all_processor_seconds: by process, until then.

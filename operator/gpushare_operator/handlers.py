@@ -1,9 +1,10 @@
 """Kopf's handlers: the watches, and where their events go.
 
-Kopf watches GpuShares and managed pods, and runs start, login, stop and liveness. All handlers are `on.event`: the
-operator only observes objects that others own, so it must neither delay a deletion (finalizers) nor write to an
-object (Kopf's annotations). They are coroutines, because Kopf runs plain functions in threads, and the ClusterView
-belongs to the event loop. ADR 0102 says why there are no indexes, timers and `on.delete`.
+Kopf watches GpuShares and managed pods, and runs start, login and stop; the operator serves its probe itself. All
+handlers are `on.event`: the operator only observes objects that others own, so it must neither delay a deletion
+(finalizers) nor write to an object (Kopf's annotations). They are coroutines, because Kopf runs plain functions in
+threads, and the ClusterView belongs to the event loop. ADR 0102 says why there are no indexes, timers and
+`on.delete`.
 """
 
 import logging
@@ -42,7 +43,7 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
         raise kopf.PermanentError(f"an environment variable makes no sense: {error}") from error
     try:
         await operator.start()
-    except (ApiError, OSError) as error:  # no API server, or the metrics port is still in use
+    except (ApiError, OSError) as error:  # no API server, or a port is still in use
         raise kopf.TemporaryError(f"cannot start yet: {error}", delay=5) from error
     memo.operator = operator
 
@@ -74,9 +75,7 @@ async def pod_changed(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.probe(id="reconciler")
 async def reconciler(memo: kopf.Memo, **_: Any) -> str:
-    """Return the health for the liveness probe; Kopf answers 500 when this raises."""
-    try:
-        health: str = memo.operator.health()
-    except RuntimeError as error:
-        raise kopf.PermanentError(str(error)) from error
-    return health
+    """Answer Kopf's own server of probes, which only a chart older than this image starts (`--liveness`)."""
+    if why := memo.operator.trouble():
+        raise kopf.PermanentError(why)
+    return "running"

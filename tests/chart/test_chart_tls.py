@@ -104,7 +104,7 @@ def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, 
             if probe.get("port") in ("probes", 9401):
                 assert probe["scheme"] == "HTTPS", part
                 probed.add(part)
-    assert probed == {"scheduler", "agent", "mps"}
+    assert probed == {"operator", "scheduler", "agent", "mps"}
     (monitor,) = of_kind(objects, "PodMonitor")
     ends = {end["port"]: end for end in monitor["spec"]["podMetricsEndpoints"]}
     assert {end["scheme"] for end in ends.values()} == {"https"}
@@ -197,8 +197,19 @@ def test_metrics_are_for_those_who_are_named(render: Render) -> None:
         assert set(rules) == {"operator", "admission", "scheduler", "agent", "mps"}
         assert "from" not in rules.pop("admission"), "the API server calls it"
         assert all(rule.get("from", []) == peers for rule in rules.values())
-        open_ports = {port["port"] for one in found for rule in one["spec"]["ingress"] for port in rule["ports"]}
-        assert "probes" not in open_ports, "for kubelet alone, whom no policy keeps out"
+
+
+def test_only_ports_of_metrics_and_of_admission_are_open(render: Render) -> None:
+    """Ports of probes are for kubelet alone, whom no policy keeps out."""
+    objects = render({"networkPolicy": {"enabled": True}})
+    opened = {"admission": {"webhook"}, "scheduler": {"metrics", "https"}}  # https: kube-scheduler's own metrics
+    closed = {"operator": {"probes"}, "scheduler": {"probes"}, "agent": {"probes"}, "mps": {"probes"}}
+    for part, workload in workloads(objects).items():
+        (policy,) = of_kind(objects, "NetworkPolicy", f"gpushare-{part}")
+        found = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+        assert found == opened.get(part, {"metrics"}), part
+        ports = {port["name"] for one in containers(workload) for port in one.get("ports", [])}
+        assert ports - found == closed.get(part, set()), part
 
 
 def test_webhooks_trust_the_certificate_that_the_server_gets(render: Render) -> None:

@@ -15,7 +15,7 @@ from gpushare.extender import options as extender_options
 from gpushare.mps import host as mps_host
 from gpushare_deviceplugin import options as agent_options
 from gpushare_operator.admission import __main__ as admission_main
-from gpushare_operator.running import Environment
+from gpushare_operator.running import Environment, Operator
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,18 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
     operator = Environment.read(given("operator")[1])
     assert (operator.settings.defaults.max_slowdown_ratio, operator.namespaces) == (1.5, ())
     ports = {p["name"]: p["containerPort"] for p in containers(parts["operator"])[0]["ports"]}
-    assert ports["metrics"] == operator.metrics_port
+    assert ports == {"metrics": operator.metrics_port, "probes": operator.probe_port}
     several = containers(workloads(render({"watch": {"namespaces": ["a", "b"]}}))["operator"])[0]
     environment = {v["name"]: v["value"] for v in several["env"]}
     assert Environment.read(environment).namespaces == ("a", "b")
+
+
+def test_kubelet_asks_the_operators_own_server_and_not_kopfs(render: Render) -> None:
+    """Before: Kopf's, in the reconciler's event loop and without bounds."""
+    operator = containers(workloads(render())["operator"])[0]
+    assert "--liveness" not in operator["command"]
+    paths = set(Operator(Environment.read({})).routes())
+    for kind in ("startupProbe", "livenessProbe"):
+        probe = operator[kind]["httpGet"]
+        assert probe["port"] == "probes"
+        assert probe["path"] in paths

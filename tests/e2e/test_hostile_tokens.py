@@ -20,7 +20,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 PARTS = ("agent", "scheduler", "operator", "admission")  # the MPS host's pods have no token
-METRICS_PORT, PROBE_PORT, WEBHOOK_PORT = 9400, 9401, 8443
+WEBHOOK_PORT = 8443
+PROBED: dict[str, tuple[int, int, str]] = {  # part -> port of metrics, port of probes, path of a probe
+    "agent": (9400, 9401, "healthz"),
+    "operator": (9090, 9091, "healthz"),
+    "scheduler": (9090, 9091, "livez"),
+    "mps": (9432, 9433, "readyz"),
+}
 MOST_OF_METRICS, MOST_OF_ADMISSION = 64, 512  # connections of one port
 REPLICAS, BEYOND = 2, 100  # of admission; connections more than one of them keeps
 REVIEWS = 6  # beside a flood
@@ -189,21 +195,24 @@ def addresses(cluster: Cluster, part: str, port: int) -> list[tuple[str, int]]:
     return [(pod["status"]["podIP"], port) for pod in pods_of(cluster, part)]
 
 
-def test_mute_connections_to_the_agents_ports_keep_no_probe_waiting(scene: Scene, cluster: Cluster) -> None:
-    before = state(cluster, "agent")
-    (agent,) = pods_of(cluster, "agent")
-    ports = [each for port in (METRICS_PORT, PROBE_PORT) for each in addresses(cluster, "agent", port)]
+@pytest.mark.parametrize("part", PROBED)
+def test_mute_connections_to_a_parts_ports_keep_no_probe_waiting(
+    scene: Scene, cluster: Cluster, part: str
+) -> None:
+    metrics_port, probe_port, path = PROBED[part]
+    before, pods = state(cluster, part), pods_of(cluster, part)
+    ports = [each for port in (metrics_port, probe_port) for each in addresses(cluster, part, port)]
     for _ in range(3):
         scene.hostile.hold(*ports, count=2 * MOST_OF_METRICS)
-        probe = (
-            f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods/{agent['metadata']['name']}:{PROBE_PORT}/proxy/healthz"
-        )
-        assert cluster.kubectl("get", "--raw", probe, seconds=5) == "ok\n"
-        assert "# TYPE gpushare_" in metrics(cluster, agent, METRICS_PORT)
+        for pod in pods:
+            name = f"{pod['metadata']['name']}:{probe_port}"
+            probe = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods/{name}/proxy/{path}"
+            assert cluster.kubectl("get", "--raw", probe, seconds=5) == "ok\n"
+            assert "# TYPE gpushare_" in metrics(cluster, pod, metrics_port)
         closed, still_open = scene.hostile.release()
-        assert still_open <= 2 * MOST_OF_METRICS
-        assert closed >= 2 * MOST_OF_METRICS
-    assert state(cluster, "agent") == before
+        assert still_open <= len(ports) * MOST_OF_METRICS
+        assert closed >= len(ports) * MOST_OF_METRICS
+    assert state(cluster, part) == before
 
 
 def test_silent_connections_to_admission_keep_no_review_waiting(scene: Scene, cluster: Cluster) -> None:

@@ -51,8 +51,8 @@ class Shares:
 class Running:
     """The operator as the chart starts it, in a process of its own."""
 
-    def __init__(self, kubeconfig: Path, port: int, metrics_port: int, log: Path) -> None:
-        self.kubeconfig, self.port, self.metrics_port, self.log = kubeconfig, port, metrics_port, log
+    def __init__(self, kubeconfig: Path, probe_port: int, metrics_port: int, log: Path) -> None:
+        self.kubeconfig, self.probe_port, self.metrics_port, self.log = kubeconfig, probe_port, metrics_port, log
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *namespaces: str) -> None:
@@ -62,6 +62,7 @@ class Running:
             "KUBECONFIG": str(self.kubeconfig),
             "PYTHONPATH": paths,
             "GPUSHARE_METRICS_PORT": str(self.metrics_port),
+            "GPUSHARE_PROBE_PORT": str(self.probe_port),
             "GPUSHARE_MAX_SLOWDOWN": "1.5",
             "GPUSHARE_NAMESPACES": ",".join(namespaces),
         }
@@ -73,8 +74,6 @@ class Running:
             "-m",
             "gpushare_operator.handlers",
             "--standalone",
-            "--liveness",
-            f"http://127.0.0.1:{self.port}/healthz",
             *([f"--namespace={name}" for name in namespaces] or ["--all-namespaces"]),
         ]
         with self.log.open("ab") as output:

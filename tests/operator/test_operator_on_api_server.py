@@ -198,9 +198,9 @@ async def test_a_name_that_is_taken_and_bad_objects_stop_nobody(
     metrics = await asyncio.to_thread(running.get, "/metrics", running.metrics_port)
     assert re.search(r'gpushare_operator_reconciliations_total\{kind="pod",result="done"\} [1-9]', metrics)
     assert 'gpushare_operator_gpushares{phase="Pending"}' in metrics
-    assert '"reconciler": "running"' in await asyncio.to_thread(running.get, "/healthz", running.port)
+    assert await asyncio.to_thread(running.get, "/healthz", running.probe_port) == "ok\n"
     with pytest.raises(urllib.error.HTTPError):
-        await asyncio.to_thread(running.get, "/elsewhere", running.port)
+        await asyncio.to_thread(running.get, "/elsewhere", running.probe_port)
 
 
 @pytest.mark.usefixtures("controllers", "running")

@@ -1,6 +1,5 @@
 """What the operator is started with, and what its watches do to its memory."""
 
-import asyncio
 import inspect
 from typing import cast
 
@@ -26,16 +25,17 @@ def test_the_charts_values_arrive() -> None:
         "GPUSHARE_MAX_SLOWDOWN": "2.5",
         "GPUSHARE_NAMESPACES": "a, b,",
         "GPUSHARE_METRICS_PORT": "9191",
+        "GPUSHARE_PROBE_PORT": "9192",
         "GPUSHARE_RETRACTION": "none",
         "GPUSHARE_RETRACTIONS_PER_MINUTE": "7",
     }
     defaults = Defaults(auto_fraction="0.2", job_class=JobClass.LATENCY, max_slowdown_ratio=2.5)
     settings = OperatorSettings(defaults, retraction=RetractionSettings(evicts=False, per_minute=7))
-    assert Environment.read(variables) == Environment(settings, ("a", "b"), 9191)
+    assert Environment.read(variables) == Environment(settings, ("a", "b"), 9191, 9192)
 
 
 def test_nothing_set_means_the_documented_defaults() -> None:
-    assert Environment.read({}) == Environment(OperatorSettings(Defaults()), (), 9090)
+    assert Environment.read({}) == Environment(OperatorSettings(Defaults()), (), 9090, 0)
     assert Environment.read(
         dict.fromkeys(["GPUSHARE_NAMESPACES", "GPUSHARE_MAX_SLOWDOWN"], "")
     ) == Environment.read({})
@@ -82,20 +82,3 @@ def test_a_node_arrives_and_goes() -> None:
     running._on_node(Change.DELETED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {}
     assert retractor.reports.asks(0.0) == ()
-
-
-def test_an_operator_that_does_not_run_is_not_healthy() -> None:
-    with pytest.raises(RuntimeError, match="not started"):
-        Operator(Environment.read({})).health()
-
-
-async def test_a_task_that_ended_is_named() -> None:
-    running = Operator(Environment.read({}))
-    running._reconciler = ShareReconciler(cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics())
-    ended = asyncio.create_task(asyncio.sleep(0), name="relist-/api/v1/pods")
-    running._tasks = [asyncio.create_task(asyncio.Event().wait(), name="reconciler"), ended]  # type: ignore[list-item]
-    assert running.health() == "syncing"
-    await ended
-    with pytest.raises(RuntimeError, match="ended: relist-/api/v1/pods"):
-        running.health()
-    running._tasks[0].cancel()

@@ -187,6 +187,28 @@ def test_a_port_that_is_0_is_not_served(port, probe_port, expected, monkeypatch)
     assert all(paths == {"/healthz"} for paths in made[bool(port) :])
 
 
+def test_a_server_that_is_closed_as_soon_as_it_was_started_ends():
+    """Before: its thread, which had no loop yet, was not told and kept serving."""
+    for _ in range(20):
+        server = MetricsServer({"/healthz": ok}, 0, "127.0.0.1")
+        server.start()
+        server.close()
+        assert not server._thread.is_alive()
+
+
+def test_if_one_port_is_in_use_the_other_is_free_again(unused_tcp_port_factory):
+    """The operator tries again until both are free."""
+    ports = (unused_tcp_port_factory(), unused_tcp_port_factory())
+    with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(OSError, match="in use"):
+        MetricsAndProbes({"/healthz": ok}, *ports, {}, address="127.0.0.1")
+    server = MetricsAndProbes({"/healthz": ok}, *ports, {}, address="127.0.0.1")
+    server.start()
+    try:
+        assert [ask(one, "/healthz") for one in server.servers] == [(200, b"ok\n")] * 2
+    finally:
+        server.close()
+
+
 def test_closing_closes_connections():
     server = MetricsServer({"/healthz": ok}, 0, "127.0.0.1")
     server.start()

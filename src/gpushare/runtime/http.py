@@ -6,6 +6,7 @@ kubelet is answered even while others hold silent connections open, and while th
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import socket
@@ -144,6 +145,7 @@ class MetricsServer:
         self._answering: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -152,9 +154,12 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop serving and close every connection."""
+        self._is_closed = True  # for a thread that has no loop yet
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_STOP_SECONDS)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(_STOP_SECONDS)
         self._socket.close()
 
     def _run(self) -> None:
@@ -165,7 +170,8 @@ class MetricsServer:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=self._limits.head_bytes)
         fresh = asyncio.create_task(self._certificate.keep()) if self._certificate is not None else None
-        await self._stop.wait()
+        if not self._is_closed:
+            await self._stop.wait()
         if fresh is not None:
             fresh.cancel()
         # An accepted connection takes some steps to reach us; a server that is closed before would leak it.
@@ -249,6 +255,9 @@ class MetricsAndProbes:
         port: port of metrics; 0 for none.
         probe_port: port of probes; 0 for none.
         environment: names the token file, and the directory of the certificate for both ports.
+
+    Raises:
+        OSError: one of the ports is in use; the other is free again.
     """
 
     def __init__(
@@ -263,11 +272,16 @@ class MetricsAndProbes:
     ) -> None:
         probes = {path: route for path, route in routes.items() if path != METRICS_PATH}
         token = metrics_token(environment)
-        self.servers = tuple(
-            MetricsServer(served, at, address, limits, token=token, certificate=metrics_certificate(environment))
-            for served, at in ((routes, port), (probes, probe_port))
-            if at
-        )
+        self.servers: list[MetricsServer] = []
+        try:
+            for served, at in ((routes, port), (probes, probe_port)):
+                if at:
+                    certificate = metrics_certificate(environment)
+                    server = MetricsServer(served, at, address, limits, token=token, certificate=certificate)
+                    self.servers.append(server)
+        except OSError:
+            self.close()
+            raise
 
     def start(self) -> None:
         """Start serving."""
