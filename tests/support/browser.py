@@ -1,4 +1,4 @@
-"""A real browser looks at a page: Debian's Chromium, without network."""
+"""A real browser looks at a page: Debian's Chromium, which finds no host but a server of the test."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 from devcluster import debian
 from devcluster.progress import Failed
 from installed import lacking
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, sync_playwright
 
 LOAD_MILLISECONDS = 120_000
 PHONE, DESK = 360, 1200
@@ -36,9 +36,8 @@ def chromium() -> Iterator[Browser]:
         lacking("chromium", f"no browser: {failed}")
     with sync_playwright() as playwright:
         # as root Chromium has no sandbox; the pages are our own
-        browser = playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox"], timeout=LOAD_MILLISECONDS
-        )
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=arguments, timeout=LOAD_MILLISECONDS)
         yield browser
         browser.close()
 
@@ -50,6 +49,34 @@ class Look:
     page: Page
     trouble: list[str] = field(default_factory=list)
     requested: list[str] = field(default_factory=list)
+
+    def failed(self, request: Request) -> None:
+        """Takes down a request that failed, unless the browser itself ended it, as it does when a page is left."""
+        if request.failure != "net::ERR_ABORTED":
+            self.trouble.append(f"{request.url}: {request.failure}")
+
+    def go(self, address: str) -> None:
+        """Opens an address of a server, and forgets what was said of the page before."""
+        del self.trouble[:], self.requested[:]
+        try:
+            self.page.goto(address)
+        except Error as error:
+            self.trouble.append(str(error))
+
+    def is_all_there(self) -> bool:
+        """Waits until the page asks for nothing more; whether Chromium let it have all that it asked for.
+
+        When an address of the machine comes or goes, as where a cluster beside the test starts pods, Chromium
+        drops every request that is under way, also one to the loopback.
+        """
+        self.page.wait_for_load_state("networkidle")
+        return not any("ERR_NETWORK_CHANGED" in each for each in self.trouble)
+
+    def open(self, address: str) -> None:
+        """Opens an address until the page has all that it asks for."""
+        self.go(address)
+        while not self.is_all_there():
+            self.go(address)
 
     def width(self) -> int:
         """How wide the page is; more than the window means that it has to be pushed sideways."""
@@ -103,15 +130,29 @@ def _luminance(colour: str) -> float:
 
 
 @contextmanager
-def looking_at(browser: Browser, file: Path, *, width: int = DESK, scheme: str = "light") -> Iterator[Look]:
-    """Opens a file, in a window of this width and this colour scheme."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
+def looking(
+    browser: Browser, *, width: int = DESK, scheme: str = "light", offline: bool = False
+) -> Iterator[Look]:
+    """A window of this width and this colour scheme, with nothing open yet."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 800},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        offline=offline,
+    )
     page = context.new_page()
     page.set_default_timeout(LOAD_MILLISECONDS)
     look = Look(page)
     page.on("console", lambda message: look.trouble.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: look.trouble.append(str(error)))
     page.on("request", lambda request: look.requested.append(request.url))
-    page.goto(file.as_uri())
+    page.on("requestfailed", look.failed)
     yield look
     context.close()
+
+
+@contextmanager
+def looking_at(browser: Browser, file: Path, *, width: int = DESK, scheme: str = "light") -> Iterator[Look]:
+    """Opens a file, in a window of this width and this colour scheme."""
+    with looking(browser, width=width, scheme=scheme, offline=True) as look:
+        look.page.goto(file.as_uri())
+        yield look
