@@ -16,7 +16,7 @@ venv: ## Make .venv with gpushare and every development tool (instant when it is
 	@hack/venv
 
 .PHONY: check check-static check-unit
-check: venv ## Formatting, lint, types, layers and unit tests, side by side: one to two minutes
+check: venv ## Formatting, lint, types, layers and unit tests, side by side: four minutes on 2 cores
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-static check-unit
 
 check-static: venv

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -167,10 +168,42 @@ TROUBLE = {
         "0+0x40",
     ),
 }
+# What else an alert covers, by the part of its rule: alert, rule without that part, and a series as above.
+PARTS = {
+    "Fault|Down": (
+        "GpushareMpsDown",
+        "Fault",
+        'gpushare_mps_state{node="n",gpu_uuid="G",state="Down"}',
+        "0+0x40",
+        "1+0x40",
+    ),
+    "Stalled|GpuFault": (
+        "GpusharePodStalled",
+        "Stalled",
+        'gpushare_pod_trouble{node="n",gpu_uuid="G",namespace="ns",pod="p",kind="GpuFault"}',
+        "0+0x40",
+        "1+0x40",
+    ),
+    "absent(gpushare_extender_ready) or max(": (
+        "GpushareExtenderAway",
+        "max(",
+        'gpushare_extender_ready{pod="e"}',
+        "1+0x40",
+        "_x40",
+    ),
+    "filter|prioritize": (
+        "GpushareExtenderSlow",
+        "filter",
+        'gpushare_extender_request_duration_seconds_bucket{verb="prioritize",le="0.005"}',
+        "0+100x40",
+        "0+0x40",
+    ),
+}
 # The extender answers 100 times a step: within 5 ms when healthy, within half a second in trouble.
 ALWAYS = {
-    'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="0.5"}': "0+100x40",
-    'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="+Inf"}': "0+100x40",
+    f'gpushare_extender_request_duration_seconds_bucket{{verb="{verb}",le="{bound}"}}': "0+100x40"
+    for verb in ("filter", "prioritize")
+    for bound in ("0.5", "+Inf")
 }
 
 
@@ -189,20 +222,18 @@ def test_each_alert_fires_on_its_own_trouble_and_is_silent_else(tmp_path: Path) 
     rules.write_text((CHART / "alerts.yaml").read_text())
     checked = promtool("check", "rules", str(rules))
     assert checked.returncode == 0, checked.stderr
-    suite = tmp_path / "tests.yaml"
-    cases = [_case(None), *map(_case, TROUBLE)]
-    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": cases}))
-    done = promtool("test", "rules", str(suite))
+    troubles = [_case(alert, name, bad) for alert, (name, _, bad) in TROUBLE.items()]
+    parts = [_case(alert, name, bad) for alert, _, name, _, bad in PARTS.values()]
+    done = _played(rules, [_case(), *troubles, *parts])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _case(trouble: str | None) -> Json:
-    inputs = {
-        **ALWAYS,
-        **{name: (bad if alert == trouble else good) for alert, (name, good, bad) in TROUBLE.items()},
-    }
+def _case(alert: str | None = None, series: str = "", bad: str = "") -> Json:
+    """One series in trouble, all others healthy: this alert fires and no other."""
+    healthy = {name: good for name, good, _ in TROUBLE.values()} | {p[2]: p[3] for p in PARTS.values()}
+    inputs = {**ALWAYS, **healthy, **({series: bad} if alert else {})}
     firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
-    expected = [{"labels": f'{{alertname="{trouble}"}}', "value": 1}] if trouble else []
+    expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert else []
     return {
         "interval": "30s",
         "input_series": [{"series": name, "values": values} for name, values in inputs.items()],
@@ -210,12 +241,29 @@ def _case(trouble: str | None) -> Json:
     }
 
 
+def _played(rules: Path, cases: list[Json]) -> subprocess.CompletedProcess[str]:
+    suite = rules.with_name("tests.yaml")
+    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": cases}))
+    return promtool("test", "rules", str(suite))
+
+
 def test_promtool_would_see_a_silent_alert(tmp_path: Path) -> None:
     """Else the test above would prove nothing: the same suite fails on rules that never fire."""
     rules = tmp_path / "rules.yaml"
     text = (CHART / "alerts.yaml").read_text()
     rules.write_text(text.replace("gpushare_gpu_healthy == 0", "gpushare_gpu_healthy == 7"))
-    suite = tmp_path / "tests.yaml"
-    case = _case("GpushareGpuUnhealthy")
-    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": [case]}))
-    assert promtool("test", "rules", str(suite)).returncode != 0
+    name, _, bad = TROUBLE["GpushareGpuUnhealthy"]
+    assert _played(rules, [_case("GpushareGpuUnhealthy", name, bad)]).returncode != 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_promtool_would_see_that_a_part_of_a_rule_is_gone(part: str, tmp_path: Path) -> None:
+    alert, rest, name, _, bad = PARTS[part]
+    text = (CHART / "alerts.yaml").read_text()
+    assert text.count(part) == 1
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(text.replace(part, rest))
+    done = _played(rules, [_case(alert, name, bad)])
+    assert done.returncode != 0
+    assert "FAILED" in done.stdout + done.stderr, "the rules are read"
+    assert "got: nil" in done.stdout + done.stderr

@@ -1,16 +1,18 @@
-"""Completion: which words are offered where, and that a real bash offers them."""
+"""Completion: which words are offered where, and that real shells and the real kubectl offer them."""
 
 import os
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from devcluster import debian
 from devcluster.progress import Failed
+from devcluster.settings import cache_dir
 from fakecluster import HttpApiServer, kubeconfig
 from installed import lacking
 from terminal import Terminal
@@ -78,11 +80,12 @@ def program_of(shell: Shell) -> Path:
 
 @pytest.fixture
 def environment(busy: HttpApiServer, tmp_path: Path) -> dict[str, str]:
-    """Where `gpushare` and `kubectl-gpushare` are on the path, a cluster answers, and nobody has settings."""
-    source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from gpushare.cli import main; main()"
-    for name in ("gpushare", "kubectl-gpushare"):
+    """Where the programs that the wheel installs are on the path, a cluster answers, and nobody has settings."""
+    for name, entry in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():
+        module, _, function = entry.partition(":")
+        source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from {module} import {function}"
         program = tmp_path / name
-        program.write_text(f"#!{sys.executable}\n{source}\n")
+        program.write_text(f"#!{sys.executable}\n{source}; {function}()\n")
         program.chmod(0o755)
     return {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -124,6 +127,31 @@ def test_fish_offers_them(environment: dict[str, str]) -> None:
     script = 'gpushare completion fish | source; for typed in $argv; echo (complete -C "$typed"); end'
     fish = str(program_of(Shell.FISH))
     assert answered([fish, "--no-config", "-c", script, *TYPED], environment) == list(TYPED.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["com"], ["completion"]),
+        (["gpus", "-o", ""], ["json", "table", "wide", "yaml"]),
+        (["top", "--so"], ["--sort"]),
+        (["explain", ""], ["late", "serve-7c9f8d6b5-xk2lp", "train-5d4c-p9"]),
+        (["explain", "-n", "research", "l"], ["lab"]),
+        (["explain", "late", ""], []),
+    ],
+    ids=lambda each: " ".join(each) or None,
+)
+def test_kubectl_offers_them(environment: dict[str, str], typed: list[str], words: list[str]) -> None:
+    """Every script of `kubectl completion` asks kubectl's __complete, which asks the plugin's own program."""
+    kubectl = cache_dir() / "bin" / "kubectl"
+    if not kubectl.exists():
+        lacking("kubectl", "no kubectl: hack/cluster tools builds it")
+    command = [kubectl, "__complete", "gpushare", *typed]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [*words, ":4"], done.stderr
+    assert "ShellCompDirectiveNoFileComp" in done.stderr, "no file is offered beside them"
 
 
 def answered(command: list[str], environment: dict[str, str]) -> list[list[str]]:

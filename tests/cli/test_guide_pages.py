@@ -226,6 +226,7 @@ def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> Non
     untried = [text for where, text in state.items() if where.startswith(("kind", "NVIDIA's GPU operator"))]
     assert len(untried) == 3
     assert all(text.startswith("**not tried**") for text in untried)
+    assert "but cannot get kind's node image" in state["kind, with simulated GPUs"]
     for section in ("kind, with simulated GPUs", "NVIDIA's GPU operator"):
         assert page.partition(f"\n## {section}\n\n")[2].startswith("Not tried."), section
     cited = {int(number) for found in re.findall(r" \[(\d(?:, \d)*)\]", page) for number in found.split(", ")}

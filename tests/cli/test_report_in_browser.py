@@ -119,8 +119,9 @@ def test_the_page_opens_without_trouble_and_fits(
 
 
 @pytest.mark.parametrize("scheme", SHOWN)
-def test_axe_finds_nothing_wrong(browser: Browser, any_page: Path, scheme: str) -> None:
-    with looking_at(browser, any_page, scheme=scheme) as look:
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_axe_finds_nothing_wrong(browser: Browser, any_page: Path, width: int, scheme: str) -> None:
+    with looking_at(browser, any_page, width=width, scheme=scheme) as look:
         assert look.violations() == []
 
 
@@ -129,7 +130,25 @@ def test_axe_would_find_it(browser: Browser, page_file: Path, tmp_path: Path) ->
     bad = tmp_path / "bad.html"
     bad.write_text(page_file.read_text().replace("--soft:#4d5866", "--soft:#d0d0d0"))
     with looking_at(browser, bad) as look:
-        assert any(found.startswith("color-contrast") for found in look.violations())
+        assert any(found.startswith("color-contrast:") for found in look.violations())
+
+
+@pytest.mark.parametrize(
+    ("style", "why"),
+    [
+        ("td.n{color:#d0d0d0}", "partially obscured by another element"),  # in columns that are pushed out of view
+        ("td.n{color:#d0d0d0}", "too short"),
+        ("td{background:linear-gradient(#fff,#fff)}", "due to a background gradient"),
+    ],
+)
+def test_a_contrast_that_axe_leaves_open_would_be_found(
+    browser: Browser, compared: Path, tmp_path: Path, style: str, why: str
+) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text(compared.read_text().replace("</style>", f"{style}</style>"))
+    with looking_at(browser, bad, width=PHONE) as look:
+        found = [each for each in look.violations() if each.startswith("color-contrast left open:")]
+    assert any(why in each for each in found), found
 
 
 def test_light_and_dark_are_two_pages(browser: Browser, page_file: Path) -> None:
@@ -242,6 +261,27 @@ def test_a_table_sorts_by_the_head_that_is_pressed(browser: Browser, page_file: 
         assert given() == sorted(given())
         assert len(given()) == 3
         assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_every_table_of_the_simulators_page_sorts_by_every_head(browser: Browser, compared: Path) -> None:
+    def as_number(word: str, unknown: float) -> float:
+        return unknown if word == "–" else float(word.rstrip("%"))
+
+    with looking_at(browser, compared) as look:
+        tables = look.page.locator("table")
+        assert tables.locator("caption").all_inner_texts() == ["Figures of every policy", "Workloads"]
+        for table in tables.all():
+            rows = table.locator("tbody tr")
+            before = sorted(rows.all_inner_texts())
+            for column, head in enumerate(table.locator("th").all(), 1):
+                for order, last in (("descending", -math.inf), ("ascending", math.inf)):
+                    head.locator("button").click()
+                    assert head.get_attribute("aria-sort") == order
+                    assert table.locator("th[aria-sort]").count() == 1
+                    words = rows.locator(f"td:nth-child({column})").all_inner_texts()
+                    found = words if column == 1 else [as_number(word, last) for word in words]
+                    assert found == sorted(found, reverse=order == "descending"), head.inner_text()
+            assert sorted(rows.all_inner_texts()) == before, "whole rows were moved"
 
 
 def test_names_are_words_and_no_markup(browser: Browser, page_file: Path) -> None:

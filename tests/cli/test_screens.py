@@ -12,7 +12,7 @@ from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
 from gpushare.cli.top_screen import Quit, ScreenLine, View, pressed, screen
 from gpushare.core.api import GpuNode
-from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, PODS
+from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -108,13 +108,22 @@ def test_long_names_keep_both_their_ends_at_forty_columns(busy: HttpApiServer, n
         assert line.split()[0].endswith("-xk2lp")
 
 
-@pytest.mark.parametrize("command", ["top", "pods", "gpus", "gain"])
+@pytest.mark.parametrize(
+    "command",
+    ["top", "pods", "gpus", "gain", "explain serve-7c9f8d6b5-xk2lp", "explain late", "profile show"],
+)
 def test_json_and_yaml_say_the_same(busy: HttpApiServer, call: Call, command: str) -> None:
-    _, as_json, _ = call(command, "-o", "json")
-    _, as_yaml, _ = call(command, "-o", "yaml")
+    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    profile = {"gpuModel": "NVIDIA H200", "counters": {"sm_util": 0.73}, "memoryPeakMiB": 9000}
+    metadata = {"name": "deployment-serve", "namespace": "shop", "uid": "s1"}
+    busy.put(GPUSHARES, {"metadata": metadata, "status": {"phase": "Sharing", "profile": profile}})
+    _, as_json, _ = call(*command.split(), "-o", "json")
+    code, as_yaml, err = call(*command.split(), "-o", "yaml")
+    assert code == 0, err
     found = json.loads(as_json)
     assert found
     assert yaml.safe_load(as_yaml) == found
+    assert as_yaml != as_json
 
 
 def test_top_json_is_a_list_of_pods_with_what_was_promised(busy: HttpApiServer, call: Call) -> None:

@@ -1,18 +1,30 @@
-"""A real browser looks at a page: Debian's Chromium, without network."""
+"""A real browser looks at a page: Debian's Chromium, which finds no host but a server of the test."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from devcluster import debian
 from devcluster.progress import Failed
 from installed import lacking
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, sync_playwright
 
 LOAD_MILLISECONDS = 120_000
 PHONE, DESK = 360, 1200
+# Why axe leaves a text's contrast open although its styles settle it: it lies in a column of a wide table that is
+# pushed out of view, or it is a single character.
+OPEN = {"elmPartiallyObscured", "shortTextContent"}
+# An element's colour, and that of the nearest ground below it.
+COLOURS = """element => {
+    const ground = at => getComputedStyle(at).backgroundColor;
+    let below = element;
+    while (below.parentElement && ground(below) === 'rgba(0, 0, 0, 0)') below = below.parentElement;
+    return [getComputedStyle(element).color, ground(below)];
+}"""
 
 
 @contextmanager
@@ -24,9 +36,8 @@ def chromium() -> Iterator[Browser]:
         lacking("chromium", f"no browser: {failed}")
     with sync_playwright() as playwright:
         # as root Chromium has no sandbox; the pages are our own
-        browser = playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox"], timeout=LOAD_MILLISECONDS
-        )
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=arguments, timeout=LOAD_MILLISECONDS)
         yield browser
         browser.close()
 
@@ -39,12 +50,43 @@ class Look:
     trouble: list[str] = field(default_factory=list)
     requested: list[str] = field(default_factory=list)
 
+    def failed(self, request: Request) -> None:
+        """Takes down a request that failed, unless the browser itself ended it, as it does when a page is left."""
+        if request.failure != "net::ERR_ABORTED":
+            self.trouble.append(f"{request.url}: {request.failure}")
+
+    def go(self, address: str) -> None:
+        """Opens an address of a server, and forgets what was said of the page before."""
+        del self.trouble[:], self.requested[:]
+        try:
+            self.page.goto(address)
+        except Error as error:
+            self.trouble.append(str(error))
+
+    def is_all_there(self) -> bool:
+        """Waits until the page asks for nothing more; whether Chromium let it have all that it asked for.
+
+        When an address of the machine comes or goes, as where a cluster beside the test starts pods, Chromium
+        drops every request that is under way, also one to the loopback.
+        """
+        self.page.wait_for_load_state("networkidle")
+        return not any("ERR_NETWORK_CHANGED" in each for each in self.trouble)
+
+    def open(self, address: str) -> None:
+        """Opens an address until the page has all that it asks for."""
+        self.go(address)
+        while not self.is_all_there():
+            self.go(address)
+
     def width(self) -> int:
         """How wide the page is; more than the window means that it has to be pushed sideways."""
         return int(self.page.evaluate("document.documentElement.scrollWidth"))
 
     def violations(self) -> list[str]:
-        """Everything that axe finds wrong, with the elements; contrast and labels among its rules."""
+        """Everything that axe finds wrong, with the elements; contrast and labels among its rules.
+
+        Also each contrast that axe leaves open, unless the reason is one of OPEN and the styles settle it.
+        """
         axe = files("axe_playwright_python").joinpath("axe.min.js").read_text()
         # by the browser's own protocol, not as an element of the page: its policy forbids foreign scripts
         self.page.evaluate(axe)
@@ -55,19 +97,62 @@ class Look:
             f"{one['id']}: {node['html'][:200]} {node['failureSummary']}"
             for one in found["violations"]
             for node in one["nodes"]
+        ] + [
+            f"{one['id']} left open: {node['html'][:200]} {node['failureSummary']}"
+            for one in found["incomplete"]
+            if one["id"] == "color-contrast"
+            for node in one["nodes"]
+            if not self._is_settled(node)
         ]
+
+    def _is_settled(self, node: dict[str, Any]) -> bool:
+        """Whether a text whose contrast axe leaves open has enough of it, by its colour and its ground's."""
+        (data,) = (check["data"] for check in node["any"] if check["id"] == "color-contrast")
+        if data["messageKey"] not in OPEN:
+            return False
+        (selector,) = node["target"]
+        ink, ground = self.page.locator(selector).evaluate(COLOURS)
+        return contrast(ink, ground) >= float(data["expectedContrastRatio"].partition(":")[0])
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two opaque colours such as rgb(1, 2, 3), from 1 to 21 (WCAG 2.2)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    found = re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", colour)
+    assert found, f"{colour} is not opaque"
+    parts = [int(part) / 255 for part in found.groups()]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @contextmanager
-def looking_at(browser: Browser, file: Path, *, width: int = DESK, scheme: str = "light") -> Iterator[Look]:
-    """Opens a file, in a window of this width and this colour scheme."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
+def looking(
+    browser: Browser, *, width: int = DESK, scheme: str = "light", offline: bool = False
+) -> Iterator[Look]:
+    """A window of this width and this colour scheme, with nothing open yet."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 800},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        offline=offline,
+    )
     page = context.new_page()
     page.set_default_timeout(LOAD_MILLISECONDS)
     look = Look(page)
     page.on("console", lambda message: look.trouble.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: look.trouble.append(str(error)))
     page.on("request", lambda request: look.requested.append(request.url))
-    page.goto(file.as_uri())
+    page.on("requestfailed", look.failed)
     yield look
     context.close()
+
+
+@contextmanager
+def looking_at(browser: Browser, file: Path, *, width: int = DESK, scheme: str = "light") -> Iterator[Look]:
+    """Opens a file, in a window of this width and this colour scheme."""
+    with looking(browser, width=width, scheme=scheme, offline=True) as look:
+        look.page.goto(file.as_uri())
+        yield look
