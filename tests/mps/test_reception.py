@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
+from collections import Counter, deque
 
 import pytest
 
 from gpushare.mps.host import listen
+from gpushare.mps.identity import Peer
 from gpushare.mps.packets import COMPUTE_TYPE, CREDENTIALS, HELLO
-from gpushare.mps.reception import ConnectionPhase, PodLimits, Reception
+from gpushare.mps.reception import PodLimits, Reception
+from gpushare.mps.room import ConnectionPhase
 from gpushare.mps.status import RefuseReason
 from gpushare.mps.store import StoreClient
 
@@ -84,6 +88,13 @@ async def desk(twin_gpu, request):
     desk.close()
 
 
+def has_closed(connection: socket.socket) -> bool:
+    """Whether the gate has closed it, whatever it said before."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def heard(connection: socket.socket) -> bytes | None:
     """What came: the greeting, b"" for a closed connection, None for nothing yet."""
     try:
@@ -152,15 +163,94 @@ async def test_a_process_that_opens_very_many_loses_silent_ones_and_the_one_that
     assert desk.ready[0] not in desk.gone
 
 
-@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=4, per_gpu=6)], indirect=True)
-async def test_processes_with_as_few_connections_as_a_cuda_program_never_lose_one(desk, monkeypatch):
-    pids = iter(range(100_000, 100_100))
-    monkeypatch.setattr("gpushare.mps.reception.peer_pid", lambda _connection: next(pids))
-    for _ in range(12):
-        desk.connect()
-    await desk.settled()
-    assert desk.gone == []
-    assert len(desk.reception) == 12
+@pytest.fixture
+def processes(desk, monkeypatch):
+    """The processes whose connections come next, in their order."""
+    pids: deque[int] = deque()
+    by_descriptor: dict[int, int] = {}
+
+    def accepted(connection: socket.socket) -> int:
+        by_descriptor[connection.fileno()] = pids.popleft()
+        return by_descriptor[connection.fileno()]
+
+    def greeted(connection: socket.socket) -> Peer:
+        return Peer(by_descriptor[connection.fileno()], 0, 1)
+
+    monkeypatch.setattr("gpushare.mps.reception.peer_pid", accepted)
+    monkeypatch.setattr("gpushare.mps.reception.peer_of", greeted)
+    return pids
+
+
+async def come(desk: Desk, processes: deque[int], pod: str, *pids: int) -> list[socket.socket]:
+    """Connections of these processes, accepted one after the other."""
+    came = []
+    for pid in pids:
+        desk.pods[pid] = pod
+        processes.append(pid)
+        came.append(desk.connect())
+        await desk.settled()
+    return came
+
+
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=40)], indirect=True)
+async def test_a_pod_of_many_processes_with_few_connections_each_keeps_within_its_bound(desk, processes, caplog):
+    """Before: no process with four or fewer lost one, so a pod of enough processes had all that a GPU has."""
+    (first,) = await come(desk, processes, "neighbour", 50)
+    for packet in (CREDENTIALS, COMPUTE_TYPE):
+        first.send(packet)
+    opened = await come(desk, processes, "many", *(1000 + number // 4 for number in range(160)))
+    lost = [heard(each) for each in opened if has_closed(each)]
+    assert len(lost) == 120
+    assert len(desk.reception) == 41
+    assert desk.reception.refused[RefuseReason.TOO_MANY_CONNECTIONS] == 120
+    assert {connection.pod_uid for connection in desk.gone} == {"many"}
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "a line a minute, not one for each"
+    assert "pod many" in caplog.text
+    desk.now += 60.0
+    await come(desk, processes, "many", 2000, 2001)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "(120 of all pods" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_gpu=60)], indirect=True)
+async def test_when_the_gate_is_full_the_pod_with_most_connections_makes_room_at_once(
+    desk, processes, caplog, monkeypatch
+):
+    """Before: an error for each, and one connection of whatever pod in a tenth of a second."""
+    monkeypatch.setattr("gpushare.mps.reception.RETRY_SECONDS", 10_000.0)
+    await come(desk, processes, "honest", *range(100, 110))
+    await come(desk, processes, "many", *(1000 + number // 2 for number in range(40)))
+    await come(desk, processes, "more", *(2000 + number // 2 for number in range(40)))
+    newcomers = await come(desk, processes, "new", *range(3000, 3005))
+    assert [heard(each) for each in newcomers] == [HELLO] * 5
+    assert len(desk.reception) == 60
+    lost = Counter(connection.pod_uid for connection in desk.gone)
+    assert lost.keys() == {"many", "more"}
+    assert abs((40 - lost["many"]) - (40 - lost["more"])) <= 1, "both have as many left"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=8)], indirect=True)
+async def test_a_pod_loses_silent_connections_before_waiting_ones_and_never_the_one_in_its_turn(desk, processes):
+    speaking = await come(desk, processes, "many", 1, 2, 3)
+    for connection in speaking:
+        for packet in (CREDENTIALS, COMPUTE_TYPE):
+            connection.send(packet)
+    await eventually(lambda: len(desk.ready) == 3, "ready")
+    turn, served, waiting = desk.ready
+    for each in (turn, served):
+        desk.reception.take(each)
+    desk.reception.served(served)
+    await come(desk, processes, "many", *range(10, 20))
+    assert {turn, served, waiting}.isdisjoint(desk.gone)
+    assert [connection.pid for connection in desk.gone] == [10, 11, 12, 13, 14], "the oldest first"
+    for connection in desk.opened[-5:]:
+        for packet in (CREDENTIALS, COMPUTE_TYPE):
+            connection.send(packet)
+    await eventually(lambda: len(desk.ready) == 8, "all of them ready")
+    await come(desk, processes, "many", 30)
+    assert len(desk.reception) == 8, "one that only waits makes room where none is silent"
+    assert {turn, served, waiting}.isdisjoint(desk.gone)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from gpushare.mps.holding import Holds
 from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.policy import CeilingPolicy
-from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Reception
+from gpushare.mps.reception import PodLimits, Reception
 from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
+from gpushare.mps.room import Connection, ConnectionPhase
 from gpushare.mps.starvation import run_delays, starved_seconds
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import StoreClient

@@ -6,7 +6,7 @@ from typing import Final
 from gpushare.mps.grants import grant_mib, grant_percentage
 from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.policy import CeilingPolicy
-from gpushare.mps.reception import Connection
+from gpushare.mps.room import Connection
 from gpushare.mps.status import GateState, HoldReason
 from gpushare.mps.turns import TurnAccounts
 

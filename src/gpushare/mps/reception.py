@@ -7,18 +7,18 @@ task.
 
 import asyncio
 import contextlib
-import enum
 import logging
+import math
 import resource
 import select
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gpushare.mps.identity import peer_of, peer_pid
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO, Channel, read_packet
+from gpushare.mps.room import Connection, ConnectionPhase, OpenConnections
 from gpushare.mps.status import RefuseReason
 from gpushare.mps.store import StoreClient
 
@@ -35,35 +35,12 @@ MAX_IDLE_BUCKETS: Final = 64
 # A process start takes three connections; a pod that starts 16 processes at once stays within the burst.
 CONNECTIONS_PER_SECOND: Final = 50.0
 BURST: Final = 100.0
-SPARED: Final = 4  # a process with at most this many never loses one; a CUDA process has one at a time
+TOLD_AGAIN_SECONDS: Final = 60.0  # between two log lines about too many connections, or about failed accepts
 DESCRIPTORS_KEPT_FREE: Final = 256
 MAX_OPEN_PER_GPU: Final = 16384
 MAX_OPEN_PER_POD: Final = 4096
 
 
-class ConnectionPhase(enum.Enum):
-    """Stage of a connection."""
-
-    UNREAD = enum.auto()  # exceeds its pod's rate, so it was not greeted
-    GREETED = enum.auto()
-    INTRODUCED = enum.auto()  # its process sent its credentials
-    RESUMED = enum.auto()  # greeted by the previous gate, which may have read its credentials
-    READY = enum.auto()  # asked to become a compute client
-    ODD = enum.auto()  # its process sent something unknown; held until it leaves
-    PASSING = enum.auto()  # it is its turn
-    SERVED = enum.auto()  # has its answer; any further data ends it
-    GONE = enum.auto()
-
-
-_SILENT: Final = frozenset(
-    {
-        ConnectionPhase.UNREAD,
-        ConnectionPhase.GREETED,
-        ConnectionPhase.INTRODUCED,
-        ConnectionPhase.RESUMED,
-        ConnectionPhase.SERVED,
-    }
-)
 _HEARD: Final = frozenset(
     {ConnectionPhase.GREETED, ConnectionPhase.INTRODUCED, ConnectionPhase.RESUMED, ConnectionPhase.SERVED}
 )
@@ -74,24 +51,6 @@ _EXPECTED: Final = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
-    """One accepted socket; `start_ticks` and `pod_uid` are those of its process when it was greeted."""
-
-    channel: Channel
-    pid: int
-    pod_uid: str | None
-    opened_at: float
-    phase: ConnectionPhase = ConnectionPhase.UNREAD
-    start_ticks: int | None = None
-    number: int = 0
-
-    @property
-    def process(self) -> tuple[int, int | None]:
-        """Return (pid, start time), which distinguishes its process from a later one with the same pid."""
-        return self.pid, self.start_ticks
-
-
 @dataclass(frozen=True, slots=True)
 class PodLimits:
     """Limits for one pod at the gate.
@@ -99,8 +58,8 @@ class PodLimits:
     Attributes:
         per_second: rate of connections that are greeted.
         burst: connections that are greeted at once.
-        per_pod: open connections of a pod; beyond, the process with the most loses its silent ones.
-        per_gpu: open connections of all pods, likewise.
+        per_pod: open connections of a pod; beyond, it loses silent ones (gpushare.mps.room).
+        per_gpu: open connections of all pods; beyond, the pod with the most loses silent ones.
     """
 
     per_second: float = CONNECTIONS_PER_SECOND
@@ -137,6 +96,20 @@ class TokenBucket:
         return True
 
 
+@dataclass(slots=True)
+class _Complaint:
+    """A log line that is written at most once a minute."""
+
+    next_at: float = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it may be written now; if so it counts as written."""
+        if now < self.next_at:
+            return False
+        self.next_at = now + TOLD_AGAIN_SECONDS
+        return True
+
+
 class Reception:
     """All open connections of one GPU's gate.
 
@@ -162,16 +135,15 @@ class Reception:
         self.limits = limits or PodLimits.of_process()
         self._epoll = select.epoll()
         self._by_descriptor: dict[int, Connection] = {}
-        self._by_pod: dict[str | None, dict[int, dict[Connection, None]]] = {}
-        self._open_of_pod: dict[str | None, int] = {}
-        self._unread: dict[str | None, deque[Connection]] = {}
+        self._open = OpenConnections()
+        self._unread: dict[str | None, dict[Connection, None]] = {}  # oldest first
         self._buckets: dict[str | None, TokenBucket] = {}
         self._pods: dict[int, tuple[str | None, float]] = {}
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accept_timer: asyncio.TimerHandle | None = None
         self._greet_timer: asyncio.TimerHandle | None = None
-        self._complained = False
+        self._accept_failed, self._too_many = _Complaint(), _Complaint()
         self.refused: dict[RefuseReason, int] = dict.fromkeys(RefuseReason, 0)
         self.accepted = 0
 
@@ -202,14 +174,14 @@ class Reception:
         for waiting in self._unread.values():
             seen: set[int] = set()
             for connection in waiting:
-                if connection.phase is ConnectionPhase.UNREAD and connection.pid not in seen:
+                if connection.pid not in seen:
                     seen.add(connection.pid)
                     yield connection
 
     @property
     def unread_count(self) -> int:
         """Return the number of connections that wait to be greeted."""
-        return sum(c.phase is ConnectionPhase.UNREAD for waiting in self._unread.values() for c in waiting)
+        return sum(map(len, self._unread.values()))
 
     def odd(self) -> Iterator[Connection]:
         """Yield connections whose handshake this gate does not know."""
@@ -217,7 +189,7 @@ class Reception:
 
     def pods(self) -> frozenset[str | None]:
         """Return the pods with an open connection."""
-        return frozenset(self._open_of_pod)
+        return self._open.pods()
 
     # A turn
 
@@ -248,9 +220,11 @@ class Reception:
         if connection.phase is not ConnectionPhase.PASSING:
             # close() is not enough: the host's copy keeps the socket, and with it the epoll registration, alive.
             self._epoll.unregister(descriptor)
+        if connection.phase is ConnectionPhase.UNREAD:
+            self._unread.get(connection.pod_uid, {}).pop(connection, None)
+        self._open.remove(connection)
         connection.phase = ConnectionPhase.GONE
         self._by_descriptor.pop(descriptor, None)
-        self._leave(connection)
         self._store.drop(connection.number)
         connection.channel.close()
         self._on_gone(connection)
@@ -277,26 +251,18 @@ class Reception:
             try:
                 accepted, _ = listener.accept()
             except BlockingIOError:
-                self._complained = False
                 return
             except OSError as error:
-                if not self._complained:
+                if self._accept_failed.is_due(self._clock()):
                     logger.error("cannot accept a connection, it waits in the kernel; trying again: %s", error)
-                self._complained = True
                 self._pause(RETRY_SECONDS)
                 return
             self.accepted += 1
             if _is_closed(accepted):
                 accepted.close()
                 continue
-            if len(self._by_descriptor) >= self.limits.per_gpu and not self._make_room(self._busiest_pod(), 0):
-                logger.error(
-                    "%d connections of as many processes are open: no more are accepted for now",
-                    len(self._by_descriptor),
-                )
-                self._receive_new(accepted)
-                self._pause(RETRY_SECONDS)
-                return
+            if len(self._by_descriptor) >= self.limits.per_gpu:
+                self._lose_of_the_busiest()
             self._receive_new(accepted)
         self._pause(PAUSE_SECONDS)
 
@@ -312,8 +278,9 @@ class Reception:
 
     def _receive_new(self, accepted: socket.socket) -> None:
         connection = self._enter(accepted)
-        if self._open_of_pod[connection.pod_uid] > self.limits.per_pod:
-            self._make_room(connection.pod_uid, connection.pid)
+        # Two for one that came: so a pod that had too many when this gate began comes within its bound.
+        for _ in range(min(2, self._open.of_pod(connection.pod_uid) - self.limits.per_pod)):
+            self._lose(self._open.first_to_lose(connection.pod_uid))
         if connection.phase is ConnectionPhase.GONE:
             return
         connection.number = self._store.keep(accepted)
@@ -323,7 +290,7 @@ class Reception:
         now, pid = self._clock(), peer_pid(accepted)
         connection = Connection(Channel(accepted), pid, self._pod_of(pid, now), now, number=number)
         self._by_descriptor[accepted.fileno()] = connection
-        self._count(connection)
+        self._open.add(connection)
         self._epoll.register(accepted.fileno(), select.EPOLLRDHUP)
         return connection
 
@@ -332,13 +299,13 @@ class Reception:
         if self._is_own(connection.pid) or (not waiting and self._bucket(connection.pod_uid)):
             self._greet(connection)
             return
-        self._unread.setdefault(connection.pod_uid, deque()).append(connection)
+        self._unread.setdefault(connection.pod_uid, {})[connection] = None
         if self._greet_timer is None and self._loop is not None:
             self._greet_timer = self._loop.call_later(RETRY_SECONDS, self._greet_held)
 
     def _bucket(self, pod_uid: str | None) -> bool:
         now = self._clock()
-        if len(self._buckets) > 2 * len(self._open_of_pod) + MAX_IDLE_BUCKETS:
+        if len(self._buckets) > 2 * self._open.pod_count() + MAX_IDLE_BUCKETS:
             self._buckets = {
                 p: b for p, b in self._buckets.items() if b.refill(now, self.limits) < self.limits.burst
             }
@@ -349,10 +316,10 @@ class Reception:
         """Greet held connections, oldest first, as far as each pod's rate allows."""
         self._greet_timer = None
         for pod_uid, waiting in list(self._unread.items()):
-            while waiting and (waiting[0].phase is ConnectionPhase.GONE or self._bucket(pod_uid)):
-                connection = waiting.popleft()
-                if connection.phase is ConnectionPhase.UNREAD:
-                    self._greet(connection)
+            while waiting and self._bucket(pod_uid):
+                connection = next(iter(waiting))
+                del waiting[connection]
+                self._greet(connection)
             if not waiting and self._unread.get(pod_uid) is waiting:
                 del self._unread[pod_uid]
         if self._loop is not None and self._unread:
@@ -371,9 +338,9 @@ class Reception:
         connection.start_ticks = peer.start_ticks
         pod_uid = self._identify(peer.pid)
         if pod_uid != connection.pod_uid:
-            self._leave(connection)
+            self._open.remove(connection)
             connection.pod_uid = pod_uid
-            self._count(connection)
+            self._open.add(connection)
 
     def _pod_of(self, pid: int, now: float) -> str | None:
         known = self._pods.get(pid)
@@ -388,7 +355,8 @@ class Reception:
     # Listening
 
     def _to(self, connection: Connection, phase: ConnectionPhase) -> None:
-        was_watched, connection.phase = connection.phase is not ConnectionPhase.PASSING, phase
+        was_watched = connection.phase is not ConnectionPhase.PASSING
+        self._open.set_phase(connection, phase)
         descriptor = connection.channel.socket.fileno()
         if phase is ConnectionPhase.PASSING:
             self._epoll.unregister(descriptor)
@@ -435,42 +403,23 @@ class Reception:
 
     # Room
 
-    def _count(self, connection: Connection) -> None:
-        processes = self._by_pod.setdefault(connection.pod_uid, {})
-        processes.setdefault(connection.pid, {})[connection] = None
-        self._open_of_pod[connection.pod_uid] = self._open_of_pod.get(connection.pod_uid, 0) + 1
+    def _lose_of_the_busiest(self) -> None:
+        """End a connection of the pod with the most; only connections in their turn are never ended."""
+        self._lose(next(filter(None, map(self._open.first_to_lose, self._open.busiest())), None))
 
-    def _leave(self, connection: Connection) -> None:
-        pod_uid, pid = connection.pod_uid, connection.pid
-        processes = self._by_pod.get(pod_uid, {})
-        if (own := processes.get(pid)) is None or connection not in own:
+    def _lose(self, connection: Connection | None) -> None:
+        if connection is None:
             return
-        del own[connection]
-        if not own:
-            del processes[pid]
-        self._open_of_pod[pod_uid] -= 1
-        if not self._open_of_pod[pod_uid]:
-            del self._open_of_pod[pod_uid]
-            del self._by_pod[pod_uid]
-
-    def _busiest_pod(self) -> str | None:
-        return max(self._open_of_pod, key=lambda pod: self._open_of_pod[pod], default=None)
-
-    def _make_room(self, pod_uid: str | None, newest_pid: int) -> bool:
-        """End a silent connection of the pod's process with the most, unless each has as few as a CUDA process."""
-        processes = self._by_pod.get(pod_uid, {})
-        own = processes.get(newest_pid, {})
-        if len(own) < 16 * SPARED:
-            own = max(processes.values(), key=len, default={})
-        if len(own) <= SPARED:
-            return False
-        victim = next((c for c in own if c.phase in _SILENT), None)
-        if victim is None:
-            victim = next((c for c in reversed(own) if c.phase is not ConnectionPhase.PASSING), None)
-        if victim is None:
-            return False
-        self.refuse(victim, RefuseReason.TOO_MANY_CONNECTIONS)
-        return True
+        if self._too_many.is_due(self._clock()):
+            logger.warning(
+                "pod %s has %d of the %d connections that are open: too many, so it loses silent ones"
+                " (%d of all pods closed before)",
+                connection.pod_uid,
+                self._open.of_pod(connection.pod_uid),
+                len(self._by_descriptor),
+                self.refused[RefuseReason.TOO_MANY_CONNECTIONS],
+            )
+        self.refuse(connection, RefuseReason.TOO_MANY_CONNECTIONS)
 
 
 def _is_closed(accepted: socket.socket) -> bool:
