@@ -30,10 +30,19 @@ ATTACK = "attack"  # a label
 HELD = "A process waits and says nothing"  # of docs/guide/troubleshooting.md
 # From a newcomer's first connection to its context, on two cores that have much other work.
 NOT_DELAYED_SECONDS = 20.0
+LATER_SECONDS = 5.0  # than usual, on two busy cores; on a GPU's machine the bar is one (tests/gpu/gate_hostile.py)
 # Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
 WAITED_SECONDS = 12.0
 MOST_OPEN_OF_A_POD = 4096  # gpushare.mps.reception
 NAMED_SECONDS = 2.0  # a look a second and another half a second later (gpushare.core.gpu.outside), and the event
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A tenant that started; `after_seconds` from its first connection to its context."""
+
+    pod_uid: str
+    after_seconds: float
 
 
 @dataclass(frozen=True)
@@ -75,16 +84,18 @@ class Stage:
             seconds=seconds,
         )
 
-    def newcomer(self, name: str) -> str:
-        """Start a tenant; return its uid. It got what was decided, and soon."""
+    def newcomer(self, name: str, usual_seconds: float | None = None) -> Newcomer:
+        """Start a tenant. It gets what was decided, and soon; if told what is usual, not much later than that."""
         self.space.create(self.space.tenant(name, "0.1", "--memory-mib", "64"))
         (pod,) = self.space.running(name, seconds=180)
         connected = self.space.connected(name, seconds=180)
         assert int(connected["sms"]) <= sms_under(decided(pod)[1])
         assert int(connected["memory_limit_mib"]) <= decided(pod)[2]
-        assert float(connected["after_seconds"]) < NOT_DELAYED_SECONDS
+        after = float(connected["after_seconds"])
+        assert after < NOT_DELAYED_SECONDS
+        assert usual_seconds is None or after <= usual_seconds + LATER_SECONDS
         self.remove(name)
-        return str(pod["metadata"]["uid"])
+        return Newcomer(str(pod["metadata"]["uid"]), after)
 
     def remove(self, *names: str) -> None:
         self.space.cluster.kubectl("-n", self.space.name, "delete", "pod", *names, "--wait=false")
@@ -241,6 +252,7 @@ def named_at(stage: Stage, name: str) -> float:
 
 
 def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None:
+    usual = stage.newcomer("before-flood").after_seconds
     flood = stage.hostile("flood", "flood", "10")
     # The cores are not what is attacked here: half of one is thousands of connections a second.
     flood["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
@@ -251,7 +263,7 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     told(HELD, message)
     assert "HeldTooManyConnections" in stage.space.reasons("flood") & words(HELD)
     for number in range(2):
-        stage.newcomer(f"beside-flood-{number}")
+        stage.newcomer(f"beside-flood-{number}", usual)
 
 
 def test_very_many_open_connections_are_lost_by_the_process_that_has_them(stage: Stage) -> None:
@@ -276,7 +288,7 @@ def test_a_pod_that_wastes_turn_after_turn_waits_behind_the_others(
     stage.says("waste", "has the turn")
     newcomers = [stage.newcomer(f"beside-waste-{number}") for number in range(2)]
     found = re.findall(r"of pod (\S+): .* client after .* \(waited ([\d.]+) s\)", gate_log(cluster, part))
-    waited = {uid: float(seconds) for uid, seconds in found if uid in newcomers}
+    waited = {uid: float(seconds) for uid, seconds in found if uid in {one.pod_uid for one in newcomers}}
     assert len(waited) == 2
     assert max(waited.values()) < WAITED_SECONDS
     wait_for(
