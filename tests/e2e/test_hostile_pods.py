@@ -280,6 +280,30 @@ def test_very_many_open_connections_are_lost_by_the_process_that_has_them(stage:
     assert all(line.endswith("open") for line in spoke), spoke
 
 
+def test_many_processes_with_few_connections_each_fill_no_gate(stage: Stage, cluster: Cluster, part: Part) -> None:
+    """Before, only a process with more than four lost any: 4,096 processes had all that a GPU's gate keeps."""
+    refused = {"gpu_uuid": stage.gpu, "reason": "TooManyConnections"}
+    before = counted(cluster, part, "gpushare_gate_refused_total", **refused)
+    usual = stage.newcomer("before-many-processes").after_seconds
+    many = stage.hostile("many-processes", "many_processes", "1100")
+    many["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
+    stage.start(many)
+    stage.says("many-processes", "of them closed", seconds=240)
+
+    def is_within_its_bound() -> bool:
+        found = re.findall(r"(\d+) opened, (\d+) of them closed", stage.space.log("many-processes"))
+        opened, closed = map(int, found[-1])
+        return opened > MOST_OPEN_OF_A_POD >= opened - closed
+
+    wait_for("no more open than a pod may have", is_within_its_bound, seconds=60)
+    for number in range(2):
+        stage.newcomer(f"beside-many-processes-{number}", usual)
+    wait_for(
+        "the lost ones counted",
+        lambda: counted(cluster, part, "gpushare_gate_refused_total", **refused) > before,
+    )
+
+
 def test_a_pod_that_wastes_turn_after_turn_waits_behind_the_others(
     stage: Stage, cluster: Cluster, part: Part
 ) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,7 @@ DESCRIPTORS_OF_A_MESSAGE = 253  # the kernel's SCM_MAX_FD
 MOST_IN_FLIGHT = 1_200_000  # more than a process may usually have open
 PR_SET_NAME = 15
 MOST_OPEN = 20_000  # more than a gate keeps of all pods together
+FEW = 4  # connections; a process with no more than these once never lost one
 EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}  # the kernel's number of exit(), by machine
 
 
@@ -273,6 +275,38 @@ def many() -> None:
     forever()
 
 
+def many_processes() -> None:
+    """Open four silent connections from each of so many processes; go on with a new process for the oldest."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    running: deque[tuple[int, list[socket.socket]]] = deque()
+
+    def connect_all(own: list[socket.socket]) -> None:
+        for one in own:
+            one.connect(str(control_path(os.environ)))
+        os.execvp("sleep", ["sleep", "infinity"])  # it has the pid that connected, and takes little memory
+
+    said_at = 0.0
+    while True:
+        own = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(FEW)]
+        ended, ends = os.pipe()
+        pid = fork(lambda own=own: connect_all(own))
+        os.close(ends)
+        os.read(ended, 1)  # closed when it runs the other program
+        os.close(ended)
+        running.append((pid, own))
+        if len(running) <= int(ARGUMENT):
+            continue
+        pid, own = running.popleft()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for one in own:
+            one.close()
+        if time.monotonic() - said_at >= 1.0:
+            said_at, opened = time.monotonic(), [one for _, own in running for one in own]
+            say(f"{len(opened)} opened, {sum(map(is_closed, opened))} of them closed")
+
+
 def nested() -> None:
     """Make a cgroup named like another pod's below the own one, move there, and connect."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -397,5 +431,5 @@ def look() -> None:
 
 if __name__ == "__main__":
     inside = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
-    attacks = (*inside, chain, reborn)
+    attacks = (*inside, many_processes, chain, reborn)
     {each.__name__: each for each in attacks}[ATTACK]()
