@@ -18,7 +18,8 @@ from gpushare.mps.status import GateState, HoldReason
 ATTACK = [sys.executable, str(Path(__file__).parents[1] / "support" / "hostileclient.py")]
 MOST_OF_ONE_POD = 16  # MPS clients, as the chart has it
 LATER_BAR_SECONDS = 1.0  # that a neighbour's start may take longer beside a flood
-WAITED_BAR_SECONDS = 12.0  # for a turn, beside one who wastes his: a turn's time-out of 8 s and what follows
+WASTED_BAR_SECONDS = 4.0  # a pod may waste 3 s while others wait (gpushare.mps.turns), and the start itself
+WAITED_BAR_SECONDS = 12.0  # for a turn, beside one that never speaks: a turn's time-out of 8 s and what follows
 
 
 def one_pods_clients(b: Bench) -> dict[str, Any]:
@@ -54,8 +55,8 @@ def flooded(b: Bench) -> dict[str, Any]:
     must(b.state() is GateState.ACTIVE, f"the gate is {b.state()}")
     must(b.status().daemon_restarts == 0, "the daemon was restarted")
     later = statistics.median(beside) - statistics.median(usual)
-    must(later < 5 * LATER_BAR_SECONDS, f"neighbours start in {beside} s, usually in {usual} s")
-    return {"usual_start_s": usual, "beside_start_s": beside, "met": later <= LATER_BAR_SECONDS}
+    must(later <= LATER_BAR_SECONDS, f"neighbours start in {beside} s, usually in {usual} s")
+    return {"usual_start_s": usual, "beside_start_s": beside}
 
 
 def wasted(b: Bench) -> dict[str, Any]:
@@ -65,13 +66,8 @@ def wasted(b: Bench) -> dict[str, Any]:
     b.until(lambda: any("has the turn" in line for line in waste.noise), START, "a wasted turn")
     waited = [_start(b, 650 + number) for number in range(5)]
     must(b.state() is GateState.ACTIVE, f"the gate is {b.state()}")
-    must(max(waited) < 2 * WAITED_BAR_SECONDS, f"newcomers start in {waited} s")
-    return {
-        "usual_start_s": usual,
-        "beside_start_s": waited,
-        "turns": str(b.status().turns),
-        "met": max(waited) <= WAITED_BAR_SECONDS,
-    }
+    must(max(waited) <= WASTED_BAR_SECONDS, f"newcomers start in {waited} s")
+    return {"usual_start_s": usual, "beside_start_s": waited, "turns": str(b.status().turns)}
 
 
 def mute(b: Bench) -> dict[str, Any]:
