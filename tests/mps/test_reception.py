@@ -276,6 +276,18 @@ async def test_a_connection_of_the_gate_before_goes_on_where_it_was(desk, greete
     await eventually(lambda: desk.gone == [connection], "forgotten")
 
 
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=10)], indirect=True)
+async def test_a_pod_that_had_too_many_at_the_gate_before_comes_within_its_bound(desk):
+    for number in range(20):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        desk.opened.append(theirs)
+        desk.reception.adopt(ours, number, greeted=False, spoken=False)
+    for expected in (19, 18, 17):
+        desk.connect()
+        await desk.settled()
+        assert len(desk.reception) == expected
+
+
 def test_a_small_limit_of_descriptors_lowers_what_may_be_open(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     limits = PodLimits.of_process()
