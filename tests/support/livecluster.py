@@ -98,6 +98,10 @@ class Cluster:
         body = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         return self.try_kubectl("-n", namespace, "create", "-f", "-", stdin=body)
 
+    def dry_run(self, obj: Json) -> Answer:
+        """Ask the API server what it would say to a new object."""
+        return self.try_kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(obj))
+
     def gpus(self) -> list[Json]:
         """Every GPU as its agent reports it."""
         return [gpu for node in self.get("gpunodes")["items"] for gpu in node.get("status", {}).get("gpus", [])]
@@ -162,6 +166,13 @@ def without(cluster: Cluster, *parts: str) -> Iterator[None]:
         if part not in DAEMONSETS
     }
 
+    asking: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "asks", "namespace": "default", "annotations": {"gpushare.io/fraction": "0.1"}},
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    }
+
     def scale(counts: Mapping[str, int]) -> None:
         for part, count in counts.items():
             cluster.kubectl(
@@ -187,6 +198,8 @@ def without(cluster: Cluster, *parts: str) -> Iterator[None]:
         select(None)
         scale(replicas)
         wait_for(f"{', '.join(parts)} again", are_back, seconds=180)
+        if "admission" in parts:  # the node's rules for its Service come a moment after its pods are ready
+            wait_for("the API server reaches admission", lambda: cluster.dry_run(asking).code == 0)
         wait_for("both GPUs healthy again", lambda: cluster.healthy_gpus() == 2, seconds=120)
 
 
