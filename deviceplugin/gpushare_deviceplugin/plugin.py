@@ -202,7 +202,8 @@ class DevicePlugin(DevicePluginServicer):
             asking = [pod for pod in self._state.fitting(shares) if pod.uid in listed]
             notice = Notice(asking[0].uid if len(asking) == 1 else None, NO_MEMORY, str(refusal))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._tell(notice), REFRESH_SECONDS)
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._tell(notice)
         return refusal
 
     def _memory_refusal(self, shares: Mapping[str, int], listed: Collection[str]) -> Rejection | None:
@@ -218,7 +219,8 @@ class DevicePlugin(DevicePluginServicer):
         if self._refresh_pods is None:
             return None
         try:
-            return await asyncio.wait_for(self._refresh_pods(), REFRESH_SECONDS)
+            async with asyncio.timeout(REFRESH_SECONDS):
+                return await self._refresh_pods()
         except TimeoutError:
             _log.warning("the API server did not list the node's pods in time")
             return None

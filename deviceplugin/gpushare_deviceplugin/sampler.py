@@ -162,7 +162,8 @@ class Sampler:
         shared = self._exclusive.shared() if self._exclusive is not None else frozenset()
         work = loop.run_in_executor(self._thread, self._read, shared)
         try:
-            readings = await asyncio.wait_for(asyncio.shield(work), HUNG_SECONDS)
+            async with asyncio.timeout(HUNG_SECONDS):
+                readings = await asyncio.shield(work)
         except DevicesError as error:
             self._without_devices(str(error))
             self._failures += 1
@@ -206,7 +207,8 @@ class Sampler:
             return
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._exclusive.give_back, self._devices)
         try:
-            await asyncio.wait_for(asyncio.shield(work), GIVE_BACK_SECONDS)
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await asyncio.shield(work)
         except (DevicesError, TimeoutError) as error:
             _log.error("the GPUs' compute mode may stay exclusive: %s", error)
 

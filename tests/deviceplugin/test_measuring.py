@@ -1,5 +1,6 @@
 """What the agent measures of whom, and when it samples."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,24 @@ class TestSampler:
         assert empty.problem == ""
         assert set(empty.gpus) == {GPU_A, GPU_B}
         assert empty.counts.errors == {"devices": 3}
+
+    @pytest.mark.parametrize("steps", range(6))
+    async def test_its_end_is_not_lost_in_the_moment_a_reading_ends(
+        self, clock: Clock, tmp_path: Path, state: NodeState, monkeypatch: pytest.MonkeyPatch, steps: int
+    ) -> None:
+        """`asyncio.wait_for` of Python 3.11 returns the result then, and forgets that it was cancelled."""
+        sampler = self.make(state, clock, tmp_path, BrokenDevices(tuple(state.gpus.values())), [True])
+        loop = asyncio.get_running_loop()
+        reading: asyncio.Future[list[object]] = loop.create_future()
+        monkeypatch.setattr(loop, "run_in_executor", lambda *_: reading)
+        running = asyncio.create_task(sampler.run())
+        await asyncio.sleep(0.01)
+        reading.set_result([])
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running], timeout=5.0)
+        assert running.cancelled()
 
     async def test_a_gpu_that_vanishes_stays_known_and_unhealthy(
         self, clock: Clock, tmp_path: Path, state: NodeState

@@ -178,8 +178,13 @@ def _namespaces(where: Where) -> list[str]:
 
 def _asked(where: Where, listing: Callable[[Api], Awaitable[Listing[str]]]) -> list[str]:
     """Return names from the cluster; none if it does not answer within the time a person waits at the prompt."""
+
+    async def in_time(api: Api) -> Listing[str]:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            return await listing(api)
+
     try:
-        return ask(where, lambda api: asyncio.wait_for(listing(api), _PATIENCE_SECONDS)).items
+        return ask(where, in_time).items
     except (CommandError, TimeoutError):
         return []
 

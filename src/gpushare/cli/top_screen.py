@@ -157,7 +157,9 @@ async def watch(
             draw(console, screen(seen, view, size.columns, size.lines, trouble=trouble, wide=wide))
             patience = None if view.is_held else max(due - time.monotonic(), 0.05)
             with contextlib.suppress(TimeoutError):
-                after = pressed(view, await asyncio.wait_for(keys.get(), patience))
+                async with asyncio.timeout(patience):
+                    key = await keys.get()
+                after = pressed(view, key)
                 if isinstance(after, Quit):
                     return
                 view = after
