@@ -16,7 +16,12 @@ NOT_HERE = {
     "due to no healthy devices": "a race of less than a second (hack/chaos has met it)",
     "of no pod connected": "the daemon's directory is the root user's of the node (tests/mps/test_gate.py)",
     "may not be written": "a node of another set-up (tests/mps/test_freezer.py)",
-    "no cgroup file system": "a node of another set-up (tests/mps/test_freezer.py)",
+    "is mounted read-only": "a node of another set-up (tests/mps/test_freezer.py)",
+    "MPS clients free": "a share is charged for its part of the clients, so shares run out first (docs/adr/0184)",
+    "MPS is starting": "less than a second with simulated GPUs (tests/mps/test_supervision.py)",
+    "tests whether ceilings bind": "less than a second with simulated GPUs (tests/mps/test_supervision.py)",
+    "in FAULT and is being drained": "less than a second with simulated GPUs (tests/mps/test_supervision.py)",
+    "the MPS daemon is down": "less than a second with simulated GPUs (tests/mps/test_supervision.py)",
 }
 """Parts of the sentences that no test here produces, and why not."""
 
