@@ -131,12 +131,9 @@ def test_a_process_of_the_node_itself_outside_mps_is_told_on_the_node(space: Nam
     (node,) = (each["metadata"]["name"] for each in cluster.get("gpunodes")["items"])
 
     def told() -> str | None:
-        events = cluster.get("events", f"--field-selector=involvedObject.kind=Node,involvedObject.name={node}")[
-            "items"
-        ]
-        return next(
-            (each["message"] for each in events if f"process {process.pid} uses GPU" in each["message"]), None
-        )
+        events = cluster.get("events", f"--field-selector=involvedObject.name={node}")["items"]
+        notes = [each.get("message", "") for each in events]
+        return next((each for each in notes if f"process {process.pid} uses GPU" in each), None)
 
     environment = {"NVIDIA_VISIBLE_DEVICES": gpu}
     with subprocess.Popen([sys.executable, "-c", PROCESS_OUTSIDE], env=environment) as process:

@@ -72,7 +72,7 @@ def _part(part: str) -> str:
         return ".+?"
     if part[:1].isdigit():
         return r"\d[\d.]*" + ("(?:%| percent)" if part.endswith("%") else "")
-    return re.sub(r"GPU\b", "GPUs?", re.escape(part))
+    return re.sub(r"GPU\b", "GPUs?", re.escape(part)).replace(r"\ min", r"\ (?:s|min|h)")
 
 
 @dataclass(frozen=True)
