@@ -60,10 +60,8 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
             security = {**pod.get("securityContext", {}), **container["securityContext"]}
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
-            # To stop, hold and kill clients that are to be ended, to kill who left MPS, to send descriptors.
-            added = {"mps": {"add": ["KILL", "SYS_PTRACE", "SYS_RESOURCE"]}, "agent": {"add": ["KILL"]}}.get(
-                part, {}
-            )
+            # To stop, hold and kill clients that are to be ended, and to kill who left MPS.
+            added = {"mps": {"add": ["KILL", "SYS_PTRACE"]}, "agent": {"add": ["KILL"]}}.get(part, {})
             assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert security["runAsNonRoot"] is (part not in ("agent", "mps"))
