@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hostiletenant import HostileTenant
-from livecluster import Cluster, Namespace, decided, wait_for
+from livecluster import Cluster, Namespace, wait_for
 from waiting import idle, waits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -25,16 +25,29 @@ def node_of(cluster: Cluster) -> Json:
 
 
 def test_a_share_that_was_bound_by_hand_is_counted(space: Namespace, cluster: Cluster) -> None:
-    """Its owner names the node itself, so that no extender decides about it."""
-    by_hand = idle(space, "by-hand", "0.6")
-    by_hand["spec"]["nodeName"] = node_of(cluster)["metadata"]["name"]
-    space.create(by_hand)
-    wait_for("its share in kubelet's books", lambda: "nodeName" in space.get("by-hand")["spec"])
+    """By an administrator's Binding, while a taint keeps kube-scheduler away; kubelet ignores that."""
+    node = node_of(cluster)["metadata"]["name"]
+    taint = "gpushare.io/test=by-hand:NoSchedule"
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "by-hand"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    cluster.kubectl("taint", "node", node, taint)
+    try:
+        space.create(idle(space, "by-hand", "0.6"))
+        wait_for("it refused", lambda: "FailedScheduling" in space.reasons("by-hand"))
+        path = f"/api/v1/namespaces/{space.name}/pods/by-hand/binding"
+        cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+    finally:
+        cluster.kubectl("taint", "node", node, f"{taint}-")
     space.create(idle(space, "first", "0.6"))
     space.running("first")
     space.create(idle(space, "second", "0.6"))
     waits(space, "second", "needs 60% of one GPU, the freest has 25% free")
-    space.cluster.kubectl("-n", space.name, "delete", "pod", "by-hand", "--force", "--grace-period=0")
+    assert "gpushare.io/gpu" not in space.get("by-hand")["metadata"]["annotations"], "nobody decided about it"
+    cluster.kubectl("-n", space.name, "delete", "pod", "by-hand", "--force", "--grace-period=0")
     space.running("second", seconds=120)
 
 
@@ -56,7 +69,7 @@ def test_a_node_that_lists_another_nodes_gpu_takes_nothing_from_it(space: Namesp
         assert f"GPU {stolen['uuid']} belongs to node {real['metadata']['name']}" in note
         space.create(idle(space, "whole", "2"))  # both GPUs, that one too
         (pod,) = space.running("whole")
-        assert stolen["uuid"] in decided(pod)[0]
+        assert stolen["uuid"] in pod["metadata"]["annotations"]["gpushare.io/gpu"].split(",")
     finally:
         cluster.kubectl("delete", "gpunode", "a-thief", "--ignore-not-found")
 
