@@ -251,7 +251,8 @@ async def test_who_stood_still_reads_the_pods_before_it_answers(cluster, serve_c
         cluster.flowing.clear()
         assert await new.bind("a", "n1") == ""
         now[0] += STOOD_STILL_SECONDS + 1
-        assert "pods not read yet" in (await old.filter("b"))["Error"]
+        answer = await old.filter("b")  # its own beat may have had them read by now
+        assert "pods not read yet" in answer["Error"] or answer["NodeNames"] == []
         while old.extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
             await asyncio.sleep(0)
         assert (await old.filter("b"))["NodeNames"] == []
