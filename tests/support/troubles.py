@@ -18,10 +18,6 @@ _OPEN = re.compile(r"(\.\.\.|\d+(?:\.\d+)?(?:%|(?=m\b)|%?(?![\w.])))")
 _ONE, _SOME = r"process\ \d[\d.]*\ uses", r"process(?:es)? [\d, ]+(?:and \d+ more )?uses?"
 
 
-produced: set[tuple[str, str]] = set()
-"""What tests of this process have seen on the cluster: headings and sentences."""
-
-
 @cache
 def sections() -> dict[str, str]:
     """The text below each heading."""
@@ -48,7 +44,6 @@ def told(heading: str, seen: str) -> str:
     flat = " ".join(seen.split())
     for sentence in sentences(heading):
         if _pattern(sentence).search(flat):
-            produced.add((heading, sentence))
             return sentence
     raise AssertionError(f"{seen!r} is not in {PAGE.name} under {heading!r}, which tells of {sentences(heading)}")
 
@@ -56,10 +51,7 @@ def told(heading: str, seen: str) -> str:
 def says(heading: str, sentence: str, seen: str) -> bool:
     """Whether `seen` holds this sentence of a section, figures and names aside."""
     assert sentence in sentences(heading), f"{PAGE.name} has no {sentence!r} under {heading!r}"
-    if not _pattern(sentence).search(" ".join(seen.split())):
-        return False
-    produced.add((heading, sentence))
-    return True
+    return bool(_pattern(sentence).search(" ".join(seen.split())))
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
