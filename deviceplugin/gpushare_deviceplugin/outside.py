@@ -36,6 +36,8 @@ _MOST_KNOWN: Final = 1024  # pods remembered; beyond that, all are forgotten and
 # So many processes of a pod ended within so many seconds end its container too: kubelet waits longer each time.
 _MOST_ENDED: Final = 3
 _MANY_SECONDS: Final = 60.0
+# Between two looks for a pod's container, which go through all processes of the node.
+_CONTAINER_SECONDS: Final = 5.0
 # In other states the gate's report may name a server that no longer runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
@@ -141,6 +143,7 @@ class OutsideMps:
         self._asked_at: dict[str, float] = {}  # lookups of unknown pods, by uid
         self._refused: set[OutsideProcess] = set()
         self._ended_at: dict[str, dict[OutsideProcess, float]] = {}  # by pod uid, the last ones
+        self._container_ended_at: dict[str, float] = {}  # by pod uid, also where that did not work
         self._found: asyncio.Queue[tuple[str, Found | EndedContainer]] = asyncio.Queue(_MOST_WAITING)
 
     def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
@@ -183,6 +186,7 @@ class OutsideMps:
 
     def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
         """End the processes of pods that are known to have no whole GPUs; look up unknown pods first."""
+        self._forget_ended()
         for process in present:
             uid = process.pod_uid
             if uid is None:
@@ -215,16 +219,26 @@ class OutsideMps:
                 self._state.counts.error("outside")
                 _log.error("process %d outside MPS cannot be ended: %s", process.pid, error)
 
-    def _leaves_again(self, process: OutsideProcess) -> bool:
-        """Record a process that is to be ended; return whether its pod had too many of them lately."""
-        now, uid = self._clock(), str(process.pod_uid)
+    def _forget_ended(self) -> None:
+        now = self._clock()
         self._ended_at = {
             pod: lately
             for pod, ended in self._ended_at.items()
             if (lately := {each: at for each, at in ended.items() if now - at < _MANY_SECONDS})
         }
-        self._ended_at.setdefault(uid, {}).setdefault(process, now)
-        return len(self._ended_at[uid]) >= _MOST_ENDED
+        self._container_ended_at = {
+            pod: at for pod, at in self._container_ended_at.items() if now - at < _CONTAINER_SECONDS
+        }
+
+    def _leaves_again(self, process: OutsideProcess) -> bool:
+        """Record a process that is to be ended; return whether its container is to end with it."""
+        now, uid = self._clock(), str(process.pod_uid)
+        ended = self._ended_at.setdefault(uid, {})
+        ended.setdefault(process, now)
+        if len(ended) < _MOST_ENDED or uid in self._container_ended_at:
+            return False
+        self._container_ended_at[uid] = now
+        return True
 
     def _exempt(self, uuid: str, gate: GateStatus) -> frozenset[str]:
         """Return the exempt pods: those of several whole GPUs (docs/adr/0030), and the MPS host's self-test."""

@@ -18,6 +18,7 @@ from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
 from gpushare.mps.status import GateState, GateStatus
 from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
+from gpushare_deviceplugin import outside
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.gates import Gates, Notice
 from gpushare_deviceplugin.measuring import Measurer
@@ -351,6 +352,25 @@ async def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(
     assert other not in bench.ended
     assert [notice.pod_uid for notice in bench.told] == [UIDS["web"]] * 2
     assert "again and again: their container was ended" in bench.told[-1].note
+
+
+async def test_however_many_leave_at_once_the_node_is_searched_once_for_their_container(
+    tmp_path: Path, state: NodeState, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[int] = []
+
+    def first(process: OutsideProcess, *_: object) -> None:
+        searched.append(process.pid)
+
+    monkeypatch.setattr(outside, "first_of_container", first)
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.DECIDED)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    many = tuple(range(100, 160))
+    for pid in many:
+        bench.process(pid, UIDS["web"], ticks=200)
+    await bench.rounds(4, outside=(SERVER, *many))
+    assert set(bench.ended) == set(many)
+    assert len(searched) == 1
 
 
 async def test_processes_that_leave_mps_now_and_then_cost_no_container(
