@@ -37,6 +37,7 @@ POD_LINKS = Path("/var/log/containers")
 RUN_DIRECTORY = Path("/run/gpushare")  # hostPath directories of gpushare's own pods
 CGROUPS = Path("/sys/fs/cgroup")
 RUN_DIRECTORY_MIB = 64
+NODE_GRACE_SECONDS = 180  # by default 50
 CNI_RESULTS = Path("/var/lib/cni/results")
 # in starting order; stopped in reverse
 COMPONENTS = (
@@ -151,6 +152,9 @@ class LocalCluster:
                 f"--cluster-signing-cert-file={pki_dir}/ca.crt",
                 f"--cluster-signing-key-file={pki_dir}/ca.key",
                 "--leader-elect=false",
+                # Its watches sleep after outages of the API server, which tests cause: it takes the node for
+                # unreachable where it sees no heartbeat for so long (docs/measurements/hostile.md).
+                f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
             ],
         )
         scheduler = [

@@ -302,6 +302,17 @@ class Namespace:
         items: list[Json] = self.cluster.get("-n", self.name, "pods")["items"]
         return items
 
+    def told(self) -> str:
+        """What the cluster says of the namespace's pods: for the message of a test that failed."""
+        return "\n".join(self.cluster.kubectl("-n", self.name, *each) for each in (("get", "pods"), ("events",)))
+
+    def bound(self, pod_name: str, *, seconds: float) -> None:
+        """Wait until a pod has a node."""
+        try:
+            wait_for(f"{pod_name} bound", lambda: self.get(pod_name)["spec"].get("nodeName"), seconds=seconds)
+        except NotYet as late:
+            raise NotYet(f"{late}\n{self.told()}") from None
+
     def running(self, *pod_names: str, seconds: float = 60) -> list[Json]:
         """Wait until these pods run."""
 
@@ -313,8 +324,7 @@ class Namespace:
         try:
             return wait_for(f"{', '.join(pod_names)} running", probe, seconds=seconds)
         except NotYet as late:
-            events = self.cluster.kubectl("-n", self.name, "events")
-            raise NotYet(f"{late}\n{self.cluster.kubectl('-n', self.name, 'get', 'pods')}\n{events}") from None
+            raise NotYet(f"{late}\n{self.told()}") from None
 
     def log(self, name: str, *arguments: str) -> str:
         return self.cluster.try_kubectl("-n", self.name, "logs", name, *arguments).out
