@@ -1,6 +1,7 @@
 """The page of troubles says what is seen: its sentences, events and conditions are what the code writes, and back.
 
-The symptoms that a cluster shows are read from the page where they are produced: `troubles.told` in tests/e2e.
+The symptoms that a cluster shows are read from the page where they are produced: `troubles.says` in tests/e2e
+(test_whole_page.py).
 """
 
 import ast

@@ -1,10 +1,13 @@
 """What is refused at `kubectl apply`, in which words, and that other pods never notice us."""
 
 import pytest
-from livecluster import GPU, Cluster, Namespace, without
-from troubles import told
+from livecluster import GPU, Cluster, Namespace, wait_for, without
+from tests.e2e.test_upgrade import upgrade
+from troubles import says
 
 pytestmark = pytest.mark.e2e
+
+REFUSED = "The pod is refused at `kubectl apply`"  # of docs/guide/troubleshooting.md
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,40 @@ def test_a_wrong_annotation_is_refused_in_a_sentence(space: Namespace, key: str,
     for word in (f"gpushare.io/{key}", value, allowed):
         assert word in answer.err, answer.err
     assert space.pods() == []
+
+
+def test_a_fraction_that_is_not_a_whole_percent_is_refused(space: Namespace):
+    answer = space.cluster.apply(space.tenant("third", "0.333"), namespace=space.name)
+    assert answer.code != 0
+    assert says(REFUSED, 'annotation gpushare.io/fraction: "0.333" is not a whole percent', answer.err)
+
+
+def test_a_namespace_has_no_more_gpushares_with_a_selector_than_the_chart_allows(
+    space: Namespace, cluster: Cluster
+):
+    def share(number: int) -> dict:
+        spec = {"selector": {"matchLabels": {"app": f"web-{number}"}}}
+        return {
+            "apiVersion": "gpushare.io/v1alpha1",
+            "kind": "GpuShare",
+            "metadata": {"name": f"s{number}"},
+            "spec": spec,
+        }
+
+    try:
+        upgrade(cluster, "--set", "admission.maxSelectors=2")
+        space.create(share(0), share(1))
+        # An admission server counts what its watch has told it.
+        refused = wait_for(
+            "one too many refused", lambda: space.cluster.dry_run(in_namespace(share(2), space)).err, every=1
+        )
+        assert says(REFUSED, "the namespace has 1000 GpuShares with a selector already", refused)
+    finally:
+        upgrade(cluster, "--set", "admission.maxSelectors=1000")
+
+
+def in_namespace(obj: dict, space: Namespace) -> dict:
+    return {**obj, "metadata": {**obj["metadata"], "namespace": space.name}}
 
 
 @pytest.mark.parametrize(
@@ -53,9 +90,8 @@ def test_a_misspelt_annotation_is_warned_of_and_many_of_others_are_no_trouble(sp
     for obj in (misspelt, deployment):
         answer = space.cluster.apply(obj, namespace=space.name)
         assert answer.code == 0, answer.err
-        assert "did you mean gpushare.io/fraction?" in answer.err
         assert "gets no GPU from gpushare" in answer.err
-        told("The pod is refused at `kubectl apply`", answer.err)
+        assert says(REFUSED, "did you mean gpushare.io/fraction?", answer.err)
     crowded = space.pod(
         "crowded", ["sleep", "infinity"], annotations={f"x.example/{n}": "" for n in range(12_000)}
     )

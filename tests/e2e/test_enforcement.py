@@ -74,7 +74,7 @@ def test_five_processes_of_a_pod_have_its_cap_together(space: Namespace):
 
     (text,) = wait_for("an event that some wait", lambda: set(told()), seconds=60)
     assert "PodCapInUse" in text
-    troubles.told(HELD, text)
+    assert troubles.says(HELD, "a process waits at the gate of GPU ...", text)
     assert "HeldPodCapInUse" in space.reasons("five") & troubles.words(HELD)
     running = {line.split()[0] for line in space.log("five").splitlines() if "connected after" in line}
     assert len(running) == 1, running

@@ -30,7 +30,8 @@ def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(s
             lambda name=name: [text for text in space.events(name) if "fault on GPU" in text and gpu in text],
             seconds=30,
         )
-        troubles.told("A GPU is unhealthy", event)
+        sentence = "a fault on GPU ... ended every process under its MPS server"
+        assert troubles.says("A GPU is unhealthy", sentence, event)
 
     def healthy() -> bool:
         return {one["uuid"]: one["health"] for one in space.cluster.gpus()}[gpu] == "Healthy"
@@ -96,7 +97,7 @@ def test_the_17th_process_of_a_pod_waits_though_clients_are_free(space: Namespac
     space.running("crowd")
     (reason,) = wait_for("an event that one waits", lambda: set(told(space, "crowd")), seconds=180)
     assert "TooManyClientsOfPod" in reason
-    troubles.told("A process waits and says nothing", reason)
+    assert troubles.says("A process waits and says nothing", "a process waits at the gate of GPU ...", reason)
 
 
 def told(space: Namespace, name: str) -> list[str]:

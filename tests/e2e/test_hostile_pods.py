@@ -16,7 +16,7 @@ import pytest
 from livecluster import RELEASE_NAMESPACE, Cluster, Namespace, decided, sms_under, wait_for
 from tests.e2e.test_upgrade import upgrade
 from tests.e2e.test_views import metrics
-from troubles import told, words
+from troubles import says, words
 
 from gpushare.mps.host import BACKLOG
 
@@ -28,6 +28,9 @@ Json = dict
 Part = Callable[[str], list[dict]]
 ATTACK = "attack"  # a label
 HELD = "A process waits and says nothing"  # of docs/guide/troubleshooting.md
+WAITS_AT_GATE = "a process waits at the gate of GPU ..."
+OTHERWISE = "A process is ended, or is not what was decided"
+OUTSIDE_ITS_TURN = "process 4711 connected outside its turn, under ceilings that are not its own"
 # From a newcomer's first connection to its context, on two cores that have much other work.
 NOT_DELAYED_SECONDS = 20.0
 LATER_SECONDS = 5.0  # than usual, on two busy cores; on a GPU's machine the bar is one (tests/gpu/gate_hostile.py)
@@ -186,8 +189,8 @@ def test_a_pod_that_empties_the_mps_directory_is_named_and_ended(
     stage.says("left", "running without MPS")
     note = stage.told("left", "outside MPS")
     assert stage.gpu in note
-    assert "the pod's share and memory limit do not bind there" in note
-    told("The pod does not use MPS", note)
+    sentence = "process 4711 uses GPU ... outside MPS: the pod's share and memory limit do not bind there"
+    assert says("The pod does not use MPS", sentence, note)
     wait_for("it ended", lambda: exit_code(stage.space.get("left")) == 137)
     wait_for(
         "it in the metrics",
@@ -205,8 +208,11 @@ def test_a_pod_without_a_share_on_a_shared_gpu_is_named(stage: Stage) -> None:
     stage.says("uninvited", "running without MPS")
     note = stage.told("uninvited", "outside MPS")
     assert stage.gpu in note
-    assert "the pod asked for no share" in note
-    told("The pod does not use MPS", note)
+    sentence = (
+        "process 4711 uses GPU ..., which gpushare shares, outside MPS: "
+        "the pod asked for no share and no limit binds it"
+    )
+    assert says("The pod does not use MPS", sentence, note)
     assert exit_code(stage.space.get("uninvited")) is None
 
 
@@ -232,7 +238,8 @@ def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(stage: Stage,
     stage.start(stage.hostile(attack, attack))
     stage.says(attack, "a process outside")
     note = stage.told(attack, "again and again")
-    told("The pod does not use MPS", note)
+    sentence = "processes of it use GPU ... outside MPS again and again: their container was ended"
+    assert says("The pod does not use MPS", sentence, note)
     wait_for("it ended", lambda: exit_code(stage.space.get(attack)) == 137)
 
 
@@ -260,7 +267,7 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     stage.says("flood", "begun")
     message = stage.told("flood", "waits at the gate")
     assert "TooManyConnections" in message
-    told(HELD, message)
+    assert says(HELD, WAITS_AT_GATE, message)
     assert "HeldTooManyConnections" in stage.space.reasons("flood") & words(HELD)
     for number in range(2):
         stage.newcomer(f"beside-flood-{number}", usual)
@@ -340,7 +347,7 @@ def test_what_the_protocol_does_not_know_ends_at_the_gate(stage: Stage, cluster:
     assert all(line.endswith(": closed") for line in lines), lines
     message = stage.told("beyond", "waits at the gate")
     assert "UnknownProtocol" in message
-    told(HELD, message)
+    assert says(HELD, WAITS_AT_GATE, message)
     assert "HeldUnknownProtocol" in stage.space.reasons("beyond") & words(HELD)
     wait_for(
         "them counted",
@@ -360,14 +367,14 @@ def test_sockets_that_are_handed_on_lead_nowhere(stage: Stage) -> None:
     assert len([line for line in log if "child ended with -9" in line]) == 3, log
     (own,) = [int(line.partition("own sms=")[2]) for line in log if "own sms=" in line]
     assert own <= sms_under(decided(stage.space.get("hand-on"))[1])
-    told("A process is ended, or is not what was decided", stage.told("hand-on", "outside its turn"))
+    assert says(OTHERWISE, OUTSIDE_ITS_TURN, stage.told("hand-on", "outside its turn"))
 
 
 def held_for_its_cap(stage: Stage, name: str) -> None:
     """Wait until the pod was told that one more of its processes or contexts waits."""
     message = stage.told(name, "waits at the gate")
     assert "PodCapInUse" in message
-    told(HELD, message)
+    assert says(HELD, WAITS_AT_GATE, message)
     assert "HeldPodCapInUse" in stage.space.reasons(name) & words(HELD)
 
 
@@ -419,7 +426,7 @@ def test_a_pod_that_connects_to_another_gpu_is_held_there(stage: Stage) -> None:
     message = stage.told("strays", "waits at the gate")
     assert other in message
     assert "WrongGpu" in message
-    told(HELD, message)
+    assert says(HELD, WAITS_AT_GATE, message)
     assert "HeldWrongGpu" in stage.space.reasons("strays") & words(HELD)
     assert "connected after" not in stage.space.log("strays")
 
@@ -427,7 +434,7 @@ def test_a_pod_that_connects_to_another_gpu_is_held_there(stage: Stage) -> None:
 def test_a_client_past_the_gate_is_named_and_ended(stage: Stage) -> None:
     """With a hostPath to the daemon's own socket, under the ceilings of whoever had the last turn."""
     stage.start(with_node_directory(stage.space.tenant("past", "0.1"), f"/run/gpushare/{stage.gpu}/pipe"))
-    told("A process is ended, or is not what was decided", stage.told("past", "outside its turn"))
+    assert says(OTHERWISE, OUTSIDE_ITS_TURN, stage.told("past", "outside its turn"))
     wait_for("it ended", lambda: exit_code(stage.space.get("past")) == 137)
     assert "connecting to /node/control" in stage.space.log("past"), "by the daemon, not by the gate"
 

@@ -2,7 +2,7 @@
 
 import pytest
 from livecluster import Namespace, decided, wait_for
-from troubles import told
+from troubles import says
 
 pytestmark = pytest.mark.e2e
 
@@ -76,7 +76,7 @@ def test_a_pod_that_fits_nowhere_says_how_much_is_free_where_and_starts_when_roo
 
     message = wait_for("an event about what is free", message_of_event, seconds=30)
     assert "needs 50 percent of one GPU, the freest has 30 percent free" in message, message
-    assert told("The pod waits", message) == "needs 60% of one GPU, the freest has 25% free"
+    assert says("The pod waits", "needs 60% of one GPU, the freest has 25% free", message)
     assert space.get("waits")["status"]["phase"] == "Pending"
     space.delete("b")
     space.running("waits", seconds=STARTS_SECONDS)
@@ -93,7 +93,7 @@ def test_whole_gpus_and_fractions_do_not_mix(space: Namespace):
         return next((event for event in space.events("two") if "whole GPUs" in event), None)
 
     message = wait_for("an event about the other", whole_gpus_told, seconds=30)
-    assert told("The pod waits", message) == "needs 2 whole GPUs, has 1 free"
+    assert says("The pod waits", "needs 2 whole GPUs, has 1 free", message)
     space.delete("whole", "small")
     (two,) = space.running("two", seconds=STARTS_SECONDS)
     assert len(two["metadata"]["annotations"]["gpushare.io/gpu"].split(",")) == 2

@@ -212,7 +212,8 @@ def test_an_unknown_workload_has_an_empty_gpu_to_itself_for_a_minute_then_phases
     message = event(space, "mixed-b", "could keep only")
     figures = re.search(r"could keep only (0\.\d+) of its speed alone, (0\.\d+) is promised", message)
     assert figures is not None, message
-    troubles.told("The pod waits", message)
+    sentence = "has room on 1 GPU, but ... could keep only 0.38 of its speed alone, 0.47 is promised"
+    assert troubles.says("The pod waits", sentence, message)
     assert float(figures[1]) < float(figures[2])
     assert figures[0] in explained(space, "mixed-b")
     assert "several kinds of work in turn; promised and predicted is what the worst" in explained(space, "mixed-a")
@@ -225,9 +226,9 @@ def test_a_gpu_is_open_as_soon_as_the_profile_is_there(space: Namespace) -> None
     (trains,) = space.running("trains")
     assert trains["metadata"]["annotations"][PROBATION] == str(SECONDS)
     space.create(space.tenant("waits", "0.6", workload="waits", command=IDLE))
-    troubles.told(
-        "The pod waits", event(space, "waits", f"which is on probation by pod {space.name}/trains until ")
-    )
+    sentence = "could go only to GPU ..., which is on probation by pod ... until ... at the latest"
+    message = event(space, "waits", f"which is on probation by pod {space.name}/trains until ")
+    assert troubles.says("The pod waits", sentence, message)
     (waited,) = space.running("waits", seconds=SECONDS + 60)
     assert decided(waited)[0] == decided(trains)[0]
     assert decided_at(waited) < window_end(trains), "it was let in before the minute was over"

@@ -9,7 +9,7 @@ import pytest
 from bench.chaos.excuses import BUSY_LOAD_PER_CORE
 from livecluster import IDLE, Cluster, Namespace, decided, wait_for
 from stopped import StoppedTime
-from troubles import told, words
+from troubles import says, words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -154,7 +154,10 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
         ],
         seconds=90,
     )
-    told("The pod waits", why)
+    sentence = (
+        "has room on 1 GPU, but a pod was moved away from this pairing of workloads, which is not tried again yet"
+    )
+    assert says("The pod waits", sentence, why)
     assert not space.get(successor["metadata"]["name"])["spec"].get("nodeName")
     assert share_status(space, "deployment-leaving")["phase"] == "Retracted"
     kept = only_pod(space, "staying")
