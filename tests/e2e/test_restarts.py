@@ -105,13 +105,21 @@ def test_operator(tenants: Tenants, part: Parts):
     tenants.assert_served_again()
 
 
-def test_the_scheduler_that_leads(tenants: Tenants, part: Parts, cluster: Cluster):
+def leading(cluster: Cluster) -> str:
+    """The pod of the kube-scheduler that leads."""
     lease = cluster.get("-n", RELEASE_NAMESPACE, "lease", "gpushare-scheduler")
-    leader = lease["spec"]["holderIdentity"].partition("_")[0]
+    return str(lease["spec"]["holderIdentity"]).partition("_")[0]
+
+
+def test_the_scheduler_that_leads(tenants: Tenants, part: Parts, cluster: Cluster):
+    """Who leads then reads the pods before it decides (ADR 0201)."""
+    leader = leading(cluster)
     (pod,) = [pod for pod in part("scheduler") if pod["metadata"]["name"] == leader]
     kill(processes_of(pod["metadata"]["uid"], saying="scheduler.yaml"))
     tenants.assert_untouched()
     tenants.assert_served_again()
+    log = cluster.kubectl("-n", RELEASE_NAMESPACE, "logs", leading(cluster), "-c", "extender")
+    assert "another kube-scheduler has led: the pods are read again" in log
 
 
 def test_every_extender(tenants: Tenants, part: Parts):

@@ -33,6 +33,7 @@ class ExtenderOptions:
         probe_port: port of the probes alone; 0 for none, as they are also on the metrics port.
         kubeconfig: None for in-cluster credentials.
         best_nodes: most nodes that filter returns for a pod that fits somewhere; 0 for all that fit.
+        lease: name of kube-scheduler's Lease, in this process's namespace; empty: it is not elected.
         unseen_seconds: after which kube-scheduler is started anew where it does not see a pod; 0: never.
     """
 
@@ -46,6 +47,7 @@ class ExtenderOptions:
     settings: Settings
     fence_timeout_seconds: float
     log_level: str
+    lease: str = ""
     unseen_seconds: float = DEFAULT_SECONDS
 
 
@@ -97,6 +99,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "after which kube-scheduler is started anew where it does not see a pod; 0: never",
         type=float,
     )
+    add("lease", "", "name of kube-scheduler's Lease, in this namespace; empty: it is not elected")
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
 
@@ -136,5 +139,6 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         settings=settings,
         fence_timeout_seconds=read.fence_timeout,
         log_level=str(read.log_level).upper(),
+        lease=read.lease,
         unseen_seconds=read.unseen_seconds,
     )

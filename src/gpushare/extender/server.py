@@ -19,6 +19,7 @@ from gpushare.extender.blind import BlindScheduler
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
+from gpushare.extender.leadership import Leadership
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.options import POLICIES, ExtenderOptions
@@ -37,6 +38,8 @@ BEAT_SECONDS: Final = 1.0
 HUNG_SECONDS: Final = 60.0  # far above any step; learning runs in another thread, a page of a list takes 50 ms
 STOOD_STILL_SECONDS: Final = 10.0
 """If this process stood still for longer, another replica may hold kube-scheduler's lease of 15 s and bind too."""
+CATCH_UP_SECONDS: Final = 10.0
+"""The longest that a question waits for the pods after a change of the leader; reading 20,000 takes some 4 s."""
 QUIET_SECONDS: Final = 0.5  # full garbage collections wait until kube-scheduler has asked nothing for this long
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # with the defaults, reading a large cluster takes twice as long
 
@@ -58,6 +61,7 @@ class Extender:
             reserve_after_seconds=options.settings.reserve_after_seconds,
         )
         ledger = self.ledger
+        namespace = current_namespace(options.kubeconfig)
         # Nodes come before the pods on them, so that each pod is counted once.
         self.reflectors: tuple[Reflector[Any], ...] = (
             Reflector(api, NODES, reduce_node, on_change=ledger.node_changed),
@@ -69,7 +73,7 @@ class Extender:
             Reflector(
                 api,
                 PODS,
-                partial(reduce_other_pod, namespace=current_namespace(options.kubeconfig)),
+                partial(reduce_other_pod, namespace=namespace),
                 on_change=ledger.other_pod_changed,
                 label_selector=names.UNMANAGED_SELECTOR,
                 field_selector=ON_A_NODE,
@@ -77,6 +81,7 @@ class Extender:
             ),
         )
         self._pods = self.reflectors[3]
+        self.leadership = Leadership(api, options.lease, namespace, clock)
         self.metrics.watch(self.reflectors)
         self.binder = Binder(api, ledger, self.metrics, clock=clock, refusal=self.refusal)
         self.verbs = Verbs(
@@ -86,6 +91,7 @@ class Extender:
             self.waiting,
             best_nodes=options.best_nodes,
             not_ready=self.refusal,
+            catch_up=self.catch_up,
             clock=clock,
         )
         self.explainer = Explainer(api, ledger, clock)
@@ -113,6 +119,15 @@ class Extender:
         """Return a sentence on why no question is answered now; empty if questions are answered."""
         self._look_back()
         return self.not_ready()
+
+    async def catch_up(self) -> None:
+        """Read the pods again if another kube-scheduler has led; the watch may be behind its bindings."""
+        if not self.not_ready() and await self.leadership.has_changed():
+            _log.info("another kube-scheduler has led: the pods are read again")
+            self._pods.relist()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_SECONDS):
+                    await self._pods.synced.wait()
 
     def _look_back(self) -> None:
         """Read the pods again if this process stood still for long, as others may have bound some meanwhile."""
@@ -163,6 +178,7 @@ class Extender:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         gc.set_threshold(*_GC_THRESHOLDS)
+        await self.leadership.note()
         for reflector in self.reflectors:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()

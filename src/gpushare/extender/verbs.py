@@ -37,6 +37,7 @@ class Verbs:
     Args:
         best_nodes: most nodes that filter returns for a pod that fits (ADR 0043); 0 for all that fit.
         not_ready: returns what is missing; empty if nothing is.
+        catch_up: awaited before a pod's nodes are filtered.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Verbs:
         *,
         best_nodes: int,
         not_ready: Callable[[], str],
+        catch_up: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
@@ -56,6 +58,7 @@ class Verbs:
         self._waiting = waiting
         self._best_nodes = best_nodes
         self._not_ready = not_ready
+        self._catch_up = catch_up
         self._clock = clock
         self.asked_at = -math.inf
         """When kube-scheduler asked last, by `clock`."""
@@ -93,6 +96,7 @@ class Verbs:
         return handle
 
     async def _filter(self, body: bytes) -> bytes:
+        await self._catch_up()
         if missing := self._not_ready():
             return wire.filter_error(missing)
         args = self._reader.read(body)

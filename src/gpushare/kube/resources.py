@@ -46,5 +46,6 @@ NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=Fal
 CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap", namespaced=True)
 SECRETS: Final = Resource("", "v1", "secrets", "Secret", namespaced=True)
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event", namespaced=True)
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease", namespaced=True)
 GPUNODES: Final = Resource(names.GROUP, names.VERSION, "gpunodes", "GpuNode", namespaced=False)
 GPUSHARES: Final = Resource(names.GROUP, names.VERSION, "gpushares", "GpuShare", namespaced=True)

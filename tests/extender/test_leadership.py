@@ -1,0 +1,145 @@
+"""A new leader reads what the former one bound before it decides, however late its own watch is (ADR 0201)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpushare.extender.leadership import SURE_SECONDS, Leadership
+from gpushare.kube import LEASES, Retryable
+
+LEASE = "gpushare-scheduler"
+MEMORY_MIB = 81920
+
+
+class Clock:
+    """Monotonic seconds, turned by the test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lead(cluster, holder: str, transitions: int) -> None:
+    """What kube-scheduler writes when it takes its lease."""
+    metadata = {"name": LEASE, "namespace": "default"}
+    cluster.put(
+        LEASES, {"metadata": metadata, "spec": {"holderIdentity": holder, "leaseTransitions": transitions}}
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def test_a_new_leader_does_not_give_memory_away_twice(cluster, serve_cluster, clock):
+    cluster.add_node("n1", gpus=1, memory_mib=MEMORY_MIB)
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.3", memory="50Gi")
+    lead(cluster, "first", 1)
+    async with (
+        serve_cluster(cluster, lease=LEASE) as first,
+        serve_cluster(cluster, clock=clock, lease=LEASE) as second,
+    ):
+        cluster.flowing.clear()  # the second's watches are far behind
+        assert (await first.filter("a"))["NodeNames"] == ["n1"]
+        assert await first.bind("a", "n1") == ""
+        lead(cluster, "second", 2)
+        refused = await second.filter("b")
+        assert refused["NodeNames"] == []
+        assert "MiB" in refused["FailedNodes"]["n1"]
+        assert set(second.held()) == {"a"}
+        cluster.flowing.set()
+
+
+async def test_without_a_change_of_the_leader_the_pods_are_not_read_again(cluster, serve_cluster, clock):
+    cluster.add_node("n1", gpus=1, memory_mib=MEMORY_MIB)
+    for name in ("a", "b", "c"):
+        cluster.make_pod(name, "0.1")
+    lead(cluster, "own", 1)
+    async with serve_cluster(cluster, clock=clock, lease=LEASE) as own:
+        lists = count_lists(cluster, own)
+        for name in ("a", "b", "c"):
+            assert (await own.filter(name))["NodeNames"] == ["n1"]
+            clock.now += 5.0
+        assert lists == []
+        lead(cluster, "other", 2)
+        lead(cluster, "own", 3)
+        await own.filter("c")
+        assert lists == ["pods"], "it has led, but another in between"
+
+
+def count_lists(cluster, served) -> list[str]:
+    found: list[str] = []
+    pods = served.extender._pods
+    before = pods._list
+
+    async def counted() -> str:
+        found.append(pods.name)
+        return await before()
+
+    pods._list = counted
+    return found
+
+
+class TestLeadership:
+    async def test_the_lease_is_read_only_after_a_pause_between_questions(self, cluster, clock):
+        lead(cluster, "own", 1)
+        leadership = Leadership(cluster, LEASE, "default", clock)
+        await leadership.note()
+        assert not await leadership.has_changed()
+        lead(cluster, "own", 3)
+        for _ in range(10):
+            clock.now += SURE_SECONDS * 0.9
+            assert not await leadership.has_changed(), "it asks all the time, so it leads"
+        clock.now += SURE_SECONDS * 1.1
+        assert await leadership.has_changed()
+        clock.now += SURE_SECONDS * 1.1
+        assert not await leadership.has_changed(), "once for each change"
+
+    async def test_a_leader_that_was_not_known_at_the_start_is_a_new_one(self, cluster, clock):
+        lead(cluster, "own", 1)
+        leadership = Leadership(cluster, LEASE, "default", clock)
+        cluster.get_fails = ["no answer"]
+        await leadership.note()
+        assert await leadership.has_changed()
+
+    async def test_a_lease_that_is_not_read_is_asked_for_at_the_next_question(self, cluster, clock, caplog):
+        lead(cluster, "own", 1)
+        leadership = Leadership(cluster, LEASE, "default", clock)
+        await leadership.note()
+        lead(cluster, "other", 2)
+        cluster.get_fails = ["no answer", "no answer"]
+        assert [await leadership.has_changed() for _ in range(4)] == [False, False, True, False]
+        assert [one.message for one in caplog.records] == [f"lease default/{LEASE} is not read: no answer"]
+
+    async def test_an_api_server_that_hangs_holds_no_question_up_for_long(self, cluster, clock, monkeypatch):
+        leadership = Leadership(cluster, LEASE, "default", clock)
+
+        async def hangs(*_args, **_more):
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(cluster, "get", hangs)
+        async with asyncio.timeout(5):
+            assert not await leadership.has_changed()
+
+    async def test_without_a_lease_nothing_is_read(self, cluster, clock, monkeypatch):
+        async def fails(*_args, **_more):
+            raise Retryable("not to be asked", retry_after_seconds=1)
+
+        monkeypatch.setattr(cluster, "get", fails)
+        leadership = Leadership(cluster, "", "default", clock)
+        await leadership.note()
+        assert not await leadership.has_changed()
+
+    async def test_before_the_first_leader_there_is_no_lease(self, cluster, clock):
+        leadership = Leadership(cluster, LEASE, "default", clock)
+        await leadership.note()
+        assert not await leadership.has_changed()
+        lead(cluster, "own", 0)
+        clock.now += SURE_SECONDS * 1.1
+        assert await leadership.has_changed()
