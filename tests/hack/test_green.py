@@ -39,7 +39,25 @@ def test_each_run_has_a_row_and_a_clone_of_its_own(repository: Path, tmp_path: P
     )
     row = f"{commit.stdout.strip()} | 7 | one core kept busy | 0.0 | green |"
     assert (done.returncode, done.stdout.splitlines()) == (0, [f"| {number} | {row}" for number in (1, 2)])
-    assert sorted(each.name for each in (tmp_path / "logs").iterdir()) == ["1.log", "2.log"]
+    assert sorted(each.name for each in (tmp_path / "logs").iterdir()) == ["1.log", "2.log", "rows.md"]
+
+
+def test_runs_of_before_count_as_long_as_the_commit_is_the_same(repository: Path, tmp_path: Path) -> None:
+    logs = str(tmp_path / "logs")
+    first = green(repository, "1", logs)
+    both = green(repository, "2", logs)
+    assert (both.returncode, both.stdout.splitlines()[:1]) == (0, first.stdout.splitlines())
+    assert len(both.stdout.splitlines()) == 2
+    assert (tmp_path / "count").read_text().split() == ["run", "run"]
+    red = green(repository, "3", logs)
+    assert red.returncode == 1
+    again = green(repository, "4", logs)
+    assert (again.returncode, again.stdout) == (2, ""), "a red run stays one"
+    subprocess.run([*GIT, "commit", "-q", "--allow-empty", "-m", "another"], cwd=repository, check=True)
+    (tmp_path / "logs" / "rows.md").write_text(first.stdout)
+    other = green(repository, "2", logs)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "of another commit" in other.stderr
 
 
 def test_the_first_red_run_is_the_last_and_its_failures_are_named(repository: Path, tmp_path: Path) -> None:
