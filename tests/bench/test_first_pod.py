@@ -19,3 +19,9 @@ def test_it_runs_the_pages_commands_in_their_order() -> None:
     assert pod["spec"]["containers"][0]["image"] == "localhost/own:dev-1"
     assert pod["metadata"]["name"] in until[0]
     assert (pods[0], explain[0]) == ("kubectl gpushare pods", "kubectl gpushare explain simulated")
+
+
+def test_the_first_hours_image_is_built_and_pushed_by_its_own_commands() -> None:
+    build, push = first_pod.image_commands("127.0.0.1:5000/gpushare:0.1.0", "--build-arg BASE_IMAGE=base")
+    assert build == "docker build --build-arg BASE_IMAGE=base -t 127.0.0.1:5000/gpushare:0.1.0 ."
+    assert push == "docker push 127.0.0.1:5000/gpushare:0.1.0"
