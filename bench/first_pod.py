@@ -3,7 +3,7 @@
 Only what makes a cluster and puts the image on its node is another command than the page's: `hack/cluster up` for
 `kind create cluster`, `hack/cluster push-images` for `docker build` and `kind load`. These two are not in the sum.
 
-With `--registry` the image comes as docs/guide/first-hour.md has it, by `docker build` and `docker push`; these two
+With `--registry` the image comes as docs/guide/first-hour.md has it, by `docker build` and `docker push`; both
 are in the sum: it needs a Docker engine and a registry that the node can pull from.
 """
 
