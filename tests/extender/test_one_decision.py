@@ -42,6 +42,7 @@ from gpushare.core.admission import Defaults
 from gpushare.core.api import FaultDomain, JobClass, Rejection
 from gpushare.core.placement import (
     DecisionContext,
+    Judge,
     Placement,
     PlacementPolicy,
     PlacementRequest,
@@ -307,7 +308,7 @@ class PlanArm:
 
     def _read(self) -> tuple[LiveCluster, DecisionContext]:
         live = cluster_of(objects_of(self._cluster, self._release))
-        return live, DecisionContext.of(state_of(live), live.settings, default_model)
+        return live, DecisionContext.of(state_of(live), live.settings, Judge(default_model))
 
     def request_of(self, name: str) -> PlacementRequest:
         request = self.live.request_of(self._cluster.pod(name))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission import Defaults, ShareIndex, resolve
+from gpushare.core.admission import Defaults, ShareIndex
 from gpushare.core.api import (
     Decision,
     GpuNode,
@@ -25,7 +25,6 @@ from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.gpu import Health
 from gpushare.core.placement import (
     AGENT_AWAY,
-    MILLI_PER_PERCENT,
     GpuSpec,
     NodeSpec,
     Placement,
@@ -36,8 +35,8 @@ from gpushare.core.placement import (
     bound_request,
     known_of,
     parse_settings,
+    request_of,
     term_of,
-    unprofiled_of,
 )
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 from gpushare.runtime.moments import unix_seconds
@@ -110,7 +109,7 @@ class LiveCluster:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
         memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
-        return request_of(view, self.shares, self.settings.defaults, memories)
+        return _request_of(view, self.shares, self.settings.defaults, memories)
 
 
 async def read_cluster(api: Api) -> LiveCluster:
@@ -175,7 +174,7 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
     for pod in map(PodView.from_object, objects.pods):
         if pod.finished:
             continue
-        request = request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
+        request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
         if pod.node is not None and request is not None and pod.decision is not None:
             running = bound_request(request, pod, pod.decision)
             ours.append((replace(running, pod_uid=pod.key), _placement(pod, pod.node, pod.decision, running)))
@@ -276,33 +275,20 @@ def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
     )
 
 
-def request_of(
+def _request_of(
     pod: PodView, shares: ShareIndex, defaults: Defaults, gpu_memories_mib: Collection[int] = ()
 ) -> PlacementRequest | Rejection:
-    """Return what a pod requests, merged with its GpuShare and the defaults."""
+    """Return what a pod requests, under the name by which people know the pod."""
     share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
-    limit = pod.limit_percent or None
-    needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
-    if isinstance(needs, Rejection):
-        return needs
-    return PlacementRequest(
-        pod.key,
-        needs.share_percent * MILLI_PER_PERCENT,
-        needs.gpu_count,
-        needs.memory_mib,
-        pod.cpu_milli,
-        pod.memory_mib,
-        job_class=needs.job_class,
-        workload=needs.workload,
-        fault_domain=needs.fault_domain,
-        clients=needs.clients,
-        known=known_of(share, unix_seconds) if share is not None else None,
-        max_slowdown=needs.max_slowdown_ratio,
-        unprofiled=unprofiled_of(pod, share),
-        priority=pod.priority,
+    found = request_of(
+        pod,
+        share,
+        known_of(share, unix_seconds) if share is not None else None,
+        defaults,
         queued_at=unix_seconds(pod.created_at) if pod.created_at else math.inf,
-        is_auto=needs.is_auto,
+        gpu_memories_mib=gpu_memories_mib,
     )
+    return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key)
 
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:

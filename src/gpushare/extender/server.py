@@ -21,7 +21,7 @@ from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.metrics import ExtenderMetrics
-from gpushare.extender.options import POLICIES, ExtenderOptions
+from gpushare.extender.options import ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.recapping import CapChanger
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
@@ -48,14 +48,10 @@ class Extender:
         self.metrics = ExtenderMetrics()
         self.waiting = WaitingPods()
         self.ledger = ShareLedger(
-            POLICIES[options.settings.policy](),
-            options.settings.defaults,
-            gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,
+            options.settings,
             fence=Fence(options.fence_timeout_seconds),
             idle=IdlePods(clock),
             on_room=lambda: self.waiting.room(clock()),
-            probation=options.settings.probation,
-            reserve_after_seconds=options.settings.reserve_after_seconds,
         )
         ledger = self.ledger
         # Nodes come before the pods on them, so that each pod is counted once.

@@ -29,6 +29,7 @@ from gpushare.core.placement.probation import (
     window_seconds,
 )
 from gpushare.core.placement.recap import NewCap, cap_anew
+from gpushare.core.placement.requests import request_of
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
@@ -107,6 +108,7 @@ __all__ = [
     "is_due",
     "known_of",
     "parse_settings",
+    "request_of",
     "settings",
     "summarize",
     "survey",

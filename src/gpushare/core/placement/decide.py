@@ -4,14 +4,13 @@ Everything that asks where a pod goes calls `decide` or `survey`: filter, priori
 extender, `gpushare plan`, and both simulators. They differ only in where the state comes from.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from gpushare.core.api import Rejection
-from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.caution import Cautious, cautious
 from gpushare.core.placement.fitting import refusals, summarize, usable_slots
@@ -21,7 +20,7 @@ from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.policies import make
 from gpushare.core.placement.probation import NO_PROBATION, Probationary, ProbationSettings, on_probation
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
-from gpushare.core.placement.settings import Settings
+from gpushare.core.placement.settings import DEFAULT_RESERVE_AFTER_SECONDS, Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
 from gpushare.core.placement.standing_back import Barred, StandingBack, barred_for
 from gpushare.core.placement.state import ClusterState
@@ -36,6 +35,7 @@ class DecisionContext:
         now: present time in seconds, by the clock of retractions and probations (Unix time on a live cluster); 0
             if none has ended yet.
         probation: whether unknown workloads get a GPU to themselves for a while.
+        reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         kept: GPUs kept for pods that have waited long.
     """
 
@@ -44,6 +44,7 @@ class DecisionContext:
     judge: Judge
     now: float = 0.0
     probation: ProbationSettings = NO_PROBATION
+    reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
     kept: tuple[KeptGpus, ...] = ()
 
     @classmethod
@@ -51,32 +52,35 @@ class DecisionContext:
         cls,
         state: ClusterState,
         settings: Settings,
-        model: Callable[[], InterferenceModel],
+        judge: Judge,
         *,
+        now: float = 0.0,
         history: Mapping[Shape, float] | None = None,
         rng: "np.random.Generator | None" = None,
+        learns_aside: bool = False,
     ) -> Self:
-        """Return a context with the settings of an installation.
+        """Return a context with the settings of an installation: the only way in which the views make one.
 
         Args:
             history: frequency of each request, for policies that know the mix in advance (fgd).
             rng: for the policy that chooses at random.
+            learns_aside: whether the caller lets a `LearningPolicy` learn, so that no decision waits for it.
         """
-        policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
-        return cls(state, policy, Judge(model), probation=settings.probation)
+        policy = make(settings.policy, history or {}, rng, learns_aside=learns_aside)
+        return cls(state, policy, judge, now, settings.probation, settings.reserve_after_seconds)
 
     def at(self, now: float) -> Self:
         """Return a copy of this context at `now`."""
         return replace(self, now=now)
 
-    def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float, *, goes_on: bool = False) -> Self:
-        """Return a copy that keeps GPUs for those of these pods that have waited longer than `after_seconds`.
+    def keeping(self, waiting: Iterable[WaitingPod], *, goes_on: bool = False) -> Self:
+        """Return a copy that keeps GPUs for those of these pods that have waited long.
 
         Args:
             goes_on: leave GPUs that are already kept mostly as they are, which is cheaper.
         """
         before = self.kept if goes_on and self.kept else None
-        return replace(self, kept=keep(waiting, self._what_if, after_seconds, before))
+        return replace(self, kept=keep(waiting, self._what_if, self.reserve_after_seconds, before))
 
     @property
     def _what_if(self) -> WhatIf:
