@@ -325,10 +325,11 @@ def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch:
     code, out, err = call(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
     assert 'the settings of the release: GPUSHARE_MAX_SLOWDOWN: "fast" is not a number' in err
-    (files / "cluster.json").write_text("[1]")
-    code, out, err = call(monkeypatch, capsys, *words)
-    assert (code, out) == (2, "")
-    assert "is not what gpushare snapshot writes" in err
+    for damaged in ("[1]", '{"settings": {}, "read_at": "noon"}', '{"settings": {}, "read_at": NaN}'):
+        (files / "cluster.json").write_text(damaged)
+        code, out, err = call(monkeypatch, capsys, *words)
+        assert (code, out) == (2, "")
+        assert "is not what gpushare snapshot writes" in err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`gpushare explain`: why a pod is where it is, or why it waits."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Final
@@ -68,7 +67,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
         )
     if view.finished:
         raise AbsentError(f"pod {view.key} has ended ({view.phase}) and holds no share any more")
-    cluster = cluster_of(objects, time.time())
+    cluster = cluster_of(objects)
     mine = next((each for each in cluster.pods if each[0].pod_uid == view.key), None)
     if mine is None:
         why = next((note for note in cluster.notes if view.key in note), "what it asks cannot be read")
@@ -78,7 +77,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     share = cluster.shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
     found = explain(
         request,
-        _context(cluster, request),
+        context_without(cluster, request),
         default_model,
         placed,
         defaults=cluster.settings.defaults,
@@ -90,7 +89,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     return found, PodFacts(view, gpu_names, _waits_for(pod))
 
 
-def _context(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:
+def context_without(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:
     """Return the context of a decision on the cluster without the pod itself."""
     others = tuple(each for each in cluster.pods if each[0].pod_uid != request.pod_uid)
     return context_of(replace(cluster, pods=others), [request])

@@ -52,6 +52,7 @@ class Objects:
     Attributes:
         settings: data of the release's ConfigMap; None if there is none.
         nodes, gpunodes, gpushares, pods: raw objects.
+        read_at: when they were read, Unix time; None if that is not known, so that no agent is late.
     """
 
     settings: Mapping[str, str] | None
@@ -59,6 +60,7 @@ class Objects:
     gpunodes: Sequence[Json] = ()
     gpushares: Sequence[Json] = ()
     pods: Sequence[Json] = ()
+    read_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class LiveCluster:
         undecided: pods with a share that gpushare did not place.
         silent: by node, the least seconds since its agent's last report; `AGENT_AWAY` if kubelet has no shares of
             healthy GPUs to give.
+        read_at: when it was read, Unix time; None if that is not known.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -104,6 +107,7 @@ class LiveCluster:
     waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
     undecided: tuple[UndecidedPod, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
+    read_at: float | None = None
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
@@ -114,7 +118,7 @@ class LiveCluster:
 
 async def read_cluster(api: Api) -> LiveCluster:
     """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
-    return cluster_of(await read_objects(api), time.time())
+    return cluster_of(await read_objects(api))
 
 
 async def read_objects(api: Api) -> Objects:
@@ -132,6 +136,7 @@ async def read_objects(api: Api) -> Objects:
         (await api.list(GPUNODES, _whole)).items,
         (await api.list(GPUSHARES, _whole)).items,
         (await api.list(PODS, reduced_object)).items,
+        time.time(),
     )
 
 
@@ -148,11 +153,8 @@ def _reduced_node(obj: Json) -> Json:
     }
 
 
-def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
-    """Return the cluster that the API's objects describe.
-
-    Args:
-        now: Unix time; None where the objects were read long ago, so that no agent is late.
+def cluster_of(objects: Objects) -> LiveCluster:
+    """Return the cluster that the API's objects describe, at the time when they were read.
 
     Raises:
         UsageError: the release's settings cannot be used.
@@ -207,7 +209,7 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
         cpu_taken, memory_taken = others.get(gpunode.name, [0, 0])
         gpus = sorted(gpunode.status.gpus, key=lambda gpu: gpu.index)
         unhealthy.update(gpu.uuid for gpu in gpus if gpu.health is not Health.HEALTHY)
-        if seconds := _silence(gpunode, allocatable, now):
+        if seconds := _silence(gpunode, allocatable, objects.read_at):
             silent[gpunode.name] = seconds
         found.append(
             NodeSpec(
@@ -238,10 +240,11 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
         tuple(waiting),
         tuple(undecided),
         silent,
+        objects.read_at,
     )
 
 
-def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], now: float | None) -> int:
+def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], read_at: float | None) -> int:
     """Return the least seconds since the agent's last report, as the extender counts them; 0 if it reports.
 
     The extender watches the agent's pod; here kubelet's count of shares stands for it.
@@ -250,7 +253,7 @@ def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], now: float | None
     if is_any_healthy and str(allocatable.get(names.SHARE_RESOURCE)) == "0":
         return AGENT_AWAY
     observed_at = gpunode.status.observed_at
-    is_late = now is not None and observed_at and now - unix_seconds(observed_at) > SILENT_SECONDS
+    is_late = read_at is not None and observed_at and read_at - unix_seconds(observed_at) > SILENT_SECONDS
     return int(SILENT_SECONDS) if is_late else 0
 
 

@@ -139,7 +139,7 @@ def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
 def context_of(
     cluster: LiveCluster, asked: Iterable[PlacementRequest], *, policy: str | None = None, seed: int = 0
 ) -> DecisionContext:
-    """Return the context of decisions on a cluster, as the extender has it.
+    """Return the context of decisions on a cluster, as the extender had it when the cluster was read.
 
     Args:
         asked: requests to decide about; policies that know the mix in advance expect them too.
@@ -151,7 +151,7 @@ def context_of(
         state,
         replace(cluster.settings, policy=policy or cluster.settings.policy),
         Judge(default_model),
-        now=time.time(),
+        now=time.time() if cluster.read_at is None else cluster.read_at,
         history=Counter(state.reserved_shapes) + Counter(request.shape for request in asked),
         rng=np.random.default_rng(seed),
     ).keeping(cluster.waiting)
