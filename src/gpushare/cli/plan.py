@@ -1,7 +1,7 @@
 """`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it.
 
-The mix of pods to expect is learnt from the pods of this moment. The extender learns it when their number has
-changed by a quarter, so that it may rank GPUs that all fit in another order.
+The mix of pods to expect is learnt from the pods of this moment. The extender learns a change of it within half a
+minute; until then it may rank GPUs that all fit in another order.
 """
 
 import json

@@ -434,10 +434,14 @@ class ShareLedger:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    async def learn(self) -> bool:
-        """Let the policy learn what it lacks, in another thread; return whether there was anything to learn."""
+    async def learn(self, now: float) -> bool:
+        """Let the policy learn what it lacks, in another thread; return whether there was anything to learn.
+
+        Args:
+            now: monotonic seconds.
+        """
         policy = self.context.policy
-        if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
+        if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state, now)) is None:
             return False
         learnt = await asyncio.to_thread(lesson.learn)
         policy.adopt(self.state, lesson, learnt)

@@ -163,7 +163,7 @@ class Extender:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
         self.ledger.claims.settle()
-        await self.ledger.learn()
+        await self.ledger.learn(self._clock())
         self._listed.set()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
@@ -193,7 +193,7 @@ class Extender:
                 await self.explainer.round()
                 self.metrics.schedulers_restarted.inc(await self.blind.round())
                 self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))
-                await self.ledger.learn()
+                await self.ledger.learn(self._clock())
 
     async def wake(self) -> None:
         """Touch waiting pods that fit now and that kube-scheduler has not asked about again."""

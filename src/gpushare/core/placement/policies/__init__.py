@@ -11,12 +11,13 @@ import numpy as np
 from gpushare.core.placement.fragmentation import Mix
 from gpushare.core.placement.policies.classic import BestFit, Clustering, DotProduct, Packing, RandomFit
 from gpushare.core.placement.policies.fgd import Fgd
-from gpushare.core.placement.policies.gpushare import GpuShareFit
+from gpushare.core.placement.policies.gpushare import RELEARN_SECONDS, GpuShareFit
 from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.shapes import Shape
 
 __all__ = [
     "NAMES",
+    "RELEARN_SECONDS",
     "BestFit",
     "Clustering",
     "DotProduct",
