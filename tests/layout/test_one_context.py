@@ -20,7 +20,7 @@ MAKERS: dict[str, set[str]] = {
     "DecisionContext": set(),  # `of` makes it
     # Of a pod, of one that runs, of a job, and of a line of a trace.
     "PlacementRequest": {
-        "src/gpushare/core/placement/requests.py",
+        "src/gpushare/core/placement/demand.py",
         "src/gpushare/core/placement/bound.py",
         "src/gpushare/core/placement/policies/gpushare.py",
         "src/gpushare/sim/job_policy_gpushare.py",

@@ -4,6 +4,7 @@ from gpushare.core.placement import settings
 from gpushare.core.placement.bound import Undecided, bound_request
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled, term_of, unprofiled_of
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.demand import request_of
 from gpushare.core.placement.explanation import (
     Elsewhere,
     ExplainedGpu,
@@ -29,7 +30,6 @@ from gpushare.core.placement.probation import (
     window_seconds,
 )
 from gpushare.core.placement.recap import NewCap, cap_anew
-from gpushare.core.placement.requests import request_of
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
