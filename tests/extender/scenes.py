@@ -64,6 +64,7 @@ class Ill(Enum):
     AGENT_SILENT = 3
     AGENT_REPORTS = 4
     AGENT_AWAY = 5
+    LISTS_ANOTHERS_GPU = 6
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,8 @@ class Agents:
             self._write(node, datetime.now(UTC) - timedelta(hours=1))
         elif illness.what is Ill.AGENT_REPORTS:
             self.silent.discard(node)
+        elif illness.what is Ill.LISTS_ANOTHERS_GPU:
+            self._claim(max(self._names), min(self._names))
         else:
             gpunode = copy.deepcopy(self._cluster.objects[GPUNODES][node])
             gpus = gpunode["status"]["gpus"]
@@ -293,10 +296,19 @@ class Agents:
         gpunode["status"]["observedAt"] = at.isoformat()
         self._cluster.put(GPUNODES, gpunode)
 
+    def _claim(self, thief: str, owner: str) -> None:
+        """Let a node list the first GPU of another, whose GpuNode is older, as healthy."""
+        theirs = self._cluster.objects[GPUNODES][owner]["status"]["gpus"][0]
+        gpunode = copy.deepcopy(self._cluster.objects[GPUNODES][thief])
+        gpus = gpunode["status"]["gpus"]
+        if all(gpu["uuid"] != theirs["uuid"] for gpu in gpus):
+            gpus.append({**copy.deepcopy(theirs), "index": len(gpus), "health": "Healthy", "tenants": []})
+            self._cluster.put(GPUNODES, gpunode)
+
     def _leave(self, node: str) -> None:
         """Let the agent's pod stop serving and kubelet count no shares, as long as a GPU there is healthy."""
         gpus = self._cluster.objects[GPUNODES][node]["status"]["gpus"]
-        if all(gpu["health"] != "Healthy" for gpu in gpus):
+        if all(gpu["health"] != "Healthy" for gpu in gpus if gpu["uuid"].startswith(f"GPU-{node}-")):
             return  # by kubelet's count alone such a node's agent may as well be at work
         raw = copy.deepcopy(self._cluster.objects[NODES][node])
         raw["status"]["allocatable"]["gpushare.io/share"] = "0"

@@ -159,9 +159,9 @@ def cluster_of(objects: Objects) -> LiveCluster:
     Raises:
         UsageError: the release's settings cannot be used.
     """
-    gpunodes = [GpuNode.from_object(each) for each in objects.gpunodes]
-    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     notes: list[str] = []
+    gpunodes = _with_own_gpus(objects.gpunodes, notes)
+    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
     try:
@@ -242,6 +242,26 @@ def cluster_of(objects: Objects) -> LiveCluster:
         silent,
         objects.read_at,
     )
+
+
+def _with_own_gpus(objects: Sequence[Json], notes: list[str]) -> list[GpuNode]:
+    """Return the GpuNodes without GPUs that an older GpuNode lists too; add a note on each such GPU.
+
+    So does an extender that has just started; one that has run for longer knows which node listed a GPU first.
+    """
+    gpunodes = {node.name: node for node in map(GpuNode.from_object, objects)}
+    ages = {str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects}
+    owners: dict[str, str] = {}
+    for name in sorted(gpunodes, key=lambda name: (ages[name], name)):
+        node = gpunodes[name]
+        own = tuple(gpu for gpu in node.status.gpus if owners.setdefault(gpu.uuid, name) == name)
+        notes += (
+            f"GPU {gpu.uuid} is left out on node {name}: {owners[gpu.uuid]}, whose GpuNode is older, has it"
+            for gpu in node.status.gpus
+            if owners[gpu.uuid] != name
+        )
+        gpunodes[name] = replace(node, status=replace(node.status, gpus=own))
+    return list(gpunodes.values())
 
 
 def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], read_at: float | None) -> int:
