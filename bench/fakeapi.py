@@ -9,8 +9,9 @@ same lists from both (tests/bench/test_fakeapi.py).
 import argparse
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -36,20 +37,22 @@ class PagedApiServer:
         other_pods: int,
         waiting: int,
         events_per_second: float,
+        turnover_per_second: float,
         profiled: bool,
     ) -> None:
         self.events_per_second = events_per_second
+        self.turnover_per_second = turnover_per_second
+        self.placed = fleet.place(nodes, gpus, tenants, seed=7)
         self.other_pods = _Made(other_pods, lambda index: orjson.dumps(fleet.other_pod(index, nodes)))
-        placed = fleet.place(nodes, gpus, tenants, seed=7)
         by_node: dict[int, dict[int, list[tuple[str, int]]]] = {}
-        for index, (at, gpu, percent) in enumerate(placed):
+        for index, (at, gpu, percent) in enumerate(self.placed):
             by_node.setdefault(at, {}).setdefault(gpu, []).append((fleet.pod_uid(index), percent))
         self.items: dict[str, Sequence[bytes]] = {
             "nodes": [orjson.dumps(fleet.node(i, gpus)) for i in range(nodes)],
             "gpunodes": [orjson.dumps(fleet.gpunode(i, gpus, by_node.get(i))) for i in range(nodes)],
             "pods": [
                 orjson.dumps(fleet.pod(i, percent, node_index=at, gpu=gpu))
-                for i, (at, gpu, percent) in enumerate(placed)
+                for i, (at, gpu, percent) in enumerate(self.placed)
             ]
             + [orjson.dumps(fleet.waiting_pod(2 * 10**6 + i)) for i in range(waiting)],
             "gpushares": profiled_shares() if profiled else [],
@@ -58,9 +61,9 @@ class PagedApiServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         kind = request.path.rsplit("/", 1)[-1]
-        if "watch" in request.query:
-            return await self.watch(request, kind)
         unmanaged = names.UNMANAGED_SELECTOR in request.query.get("labelSelector", "")
+        if "watch" in request.query:
+            return await self.watch(request, "other pods" if unmanaged and kind == "pods" else kind)
         items = self.other_pods if kind == "pods" and unmanaged else self.items[kind]
         start = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or len(items))
@@ -72,15 +75,26 @@ class PagedApiServer:
     async def watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        if kind != "gpunodes" or not self.events_per_second:
+        per_second = {"gpunodes": self.events_per_second, "pods": self.turnover_per_second}.get(kind)
+        if not per_second:
             await asyncio.Event().wait()
-        at = 0
+        events = itertools.cycle(self.updates) if kind == "gpunodes" else self.turnover()
         with contextlib.suppress(ConnectionError):
-            while True:
-                await response.write(self.updates[at % len(self.updates)])
-                at += 1
-                await asyncio.sleep(1 / self.events_per_second)
+            for event in events:
+                await response.write(event)
+                await asyncio.sleep(1 / (per_second or 1))
         return response
+
+    def turnover(self) -> Iterator[bytes]:
+        """Yield events of tenants that leave, each followed by another, of the same size or smaller."""
+        rng = random.Random(13)
+        for index, (at, gpu, percent) in enumerate(self.placed):
+            smaller = rng.choice([each for each in fleet.FRACTIONS if each <= percent])
+            left = fleet.pod(index, percent, node_index=at, gpu=gpu)
+            came = fleet.pod(3 * 10**6 + index, smaller, node_index=at, gpu=gpu)
+            for kind, pod in (("DELETED", left), ("ADDED", came)):
+                pod["metadata"]["resourceVersion"] = str(2 + index)
+                yield orjson.dumps({"type": kind, "object": pod}) + b"\n"
 
 
 class _Made(Sequence[bytes]):
@@ -113,6 +127,7 @@ def main() -> None:
     for name in ("port", "nodes", "gpus", "tenants", "other-pods", "waiting"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--events-per-second", type=float, default=0)
+    parser.add_argument("--turnover-per-second", type=float, default=0)
     parser.add_argument("--profiled", action="store_true")
     options = parser.parse_args()
     fake = PagedApiServer(
@@ -122,6 +137,7 @@ def main() -> None:
         other_pods=options.other_pods,
         waiting=options.waiting,
         events_per_second=options.events_per_second,
+        turnover_per_second=options.turnover_per_second,
         profiled=options.profiled,
     )
     app = web.Application()

@@ -211,6 +211,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--waiting", type=int, default=0, help="pods that have waited long for a large part")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--events-per-second", type=float, default=0, help="GpuNode updates meanwhile")
+    parser.add_argument(
+        "--turnover-per-second", type=float, default=0, help="tenants that others follow meanwhile"
+    )
     parser.add_argument("--policy", default="gpushare", help="as the extender's option")
     parser.add_argument("--vary", action="store_true", help="each pod asks for another nine tenths of the nodes")
     parser.add_argument("--profiled", action="store_true", help="every workload has a profile (ADR 0090)")
@@ -227,6 +230,7 @@ def main(arguments: list[str]) -> None:
         "other-pods": options.other_pods,
         "waiting": options.waiting,
         "events-per-second": options.events_per_second,
+        "turnover-per-second": options.turnover_per_second,
     }
     arguments = [f"--{name}={value}" for name, value in fake.items()] + ["--profiled"] * options.profiled
     with (
@@ -265,6 +269,7 @@ def main(arguments: list[str]) -> None:
                 "other_pods": options.other_pods,
                 "waiting": options.waiting,
                 "events_per_second": options.events_per_second,
+                "turnover_per_second": options.turnover_per_second,
                 "policy": options.policy,
                 "vary": options.vary,
                 "prefer": options.prefer,

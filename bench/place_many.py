@@ -13,15 +13,17 @@ import numpy as np
 
 from gpushare.core.api import Rejection
 from gpushare.core.placement import (
+    NO_PROBATION,
     ClusterState,
     DecisionContext,
     GpuSpec,
     Judge,
     NodeSpec,
     PlacementRequest,
+    Settings,
     decide,
 )
-from gpushare.core.placement.policies import NAMES, make
+from gpushare.core.placement.policies import NAMES
 from gpushare.data import default_model
 
 SHARES = (50, 50, 50, 80, 80, 100, 100, 120, 150, 200)  # mean 98: ten pods a GPU fill it
@@ -43,9 +45,10 @@ def main() -> None:
         for i in range(options.gpus // GPUS_PER_NODE)
     )
     drawn = rng.choice(SHARES, size=options.pods).tolist()
-    policy = make(options.policy, Counter(PlacementRequest("", share).shape for share in SHARES), rng)
+    mix = Counter(PlacementRequest("", share).shape for share in SHARES)
     requests = [PlacementRequest(f"p{i}", share, cpu_milli=share * 10) for i, share in enumerate(drawn)]
-    context = DecisionContext(state, policy, Judge(default_model))
+    settings = Settings(options.policy, probation=NO_PROBATION)
+    context = DecisionContext.of(state, settings, Judge(default_model), history=mix, rng=rng)
     rejected = 0
     wall, cpu = time.perf_counter(), time.process_time()
     for request in requests:

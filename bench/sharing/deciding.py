@@ -12,6 +12,7 @@ from gpushare.core.placement import (
     ClusterState,
     DecisionContext,
     GpuSpec,
+    Judge,
     KnownWorkload,
     NodeSpec,
     PlacementRequest,
@@ -35,7 +36,9 @@ class Decider:
     ) -> None:
         node = NodeSpec(_NODE, (GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib),))
         self._settings = settings or Settings()
-        self._context = DecisionContext.of(ClusterState([node]), self._settings, lambda: model.for_gpu(gpu.model))
+        self._context = DecisionContext.of(
+            ClusterState([node]), self._settings, Judge(lambda: model.for_gpu(gpu.model))
+        )
         self._gpu_model = gpu.model
         self._known: dict[str, KnownWorkload] = {}
         self.learn(known)
@@ -47,9 +50,7 @@ class Decider:
 
     def start(self, waiting: Sequence[TraceJob], now: float) -> list[tuple[TraceJob, int]]:
         """Decide about all that wait, in the order in which they came; return who starts, under which cap."""
-        context = self._context.at(now).keeping(
-            [WaitingPod(self._request(job), job.name) for job in waiting], self._settings.reserve_after_seconds
-        )
+        context = self._context.at(now).keeping([WaitingPod(self._request(job), job.name) for job in waiting])
         started = []
         for job in sorted(waiting, key=lambda each: (each.arrives, each.number)):
             request = self._request(job)

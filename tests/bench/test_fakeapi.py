@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from bench.fakeapi import PagedApiServer
 
-from gpushare.core.api import MANAGED_SELECTOR, names
+from gpushare.core.api import MANAGED_SELECTOR, PodView, names
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, Resource, connect
 from gpushare.kube.fake import FakeApi
 
@@ -28,7 +28,14 @@ LISTS = [
 @pytest.fixture
 def paged() -> PagedApiServer:
     return PagedApiServer(
-        nodes=6, gpus=2, tenants=9, other_pods=25, waiting=3, events_per_second=1000.0, profiled=True
+        nodes=6,
+        gpus=2,
+        tenants=9,
+        other_pods=25,
+        waiting=3,
+        events_per_second=1000.0,
+        turnover_per_second=1000.0,
+        profiled=True,
     )
 
 
@@ -95,3 +102,23 @@ async def test_a_watch_tells_of_objects_that_were_listed(bench_api, shipped):
                 if len(seen) == (1 if api is shipped else 2 * len(listing.items)):
                     break
         assert set(seen) == {("MODIFIED", True)}
+
+
+async def test_where_tenants_come_and_go_each_that_leaves_is_followed_by_one_that_fits(bench_api, paged):
+    listing = await bench_api.list(PODS, PodView.from_object)
+    left, came = {}, []
+    async with contextlib.aclosing(bench_api.watch(PODS, resource_version=listing.resource_version)) as events:
+        async for event in events:
+            pod = PodView.from_object(event.object)
+            if event.type == "DELETED":
+                left[pod.uid] = pod
+            else:
+                came.append(pod)
+            if len(came) == len(paged.placed):
+                break
+    assert left.keys() <= {pod.uid for pod in listing.items}
+    for before, after in zip(left.values(), came, strict=True):
+        assert after.decision is not None
+        assert before.decision is not None
+        assert (after.node, after.decision.gpu_uuids) == (before.node, before.decision.gpu_uuids)
+        assert after.limit_percent <= before.limit_percent

@@ -89,7 +89,7 @@ def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: Http
 def test_where_the_agent_is_away_or_silent_nothing_has_room(
     told: HttpApiServer, call: Call, tmp_path: Path, shares: str, seconds_ago: float, says: str
 ) -> None:
-    """As the extender counts (tests/extender/test_silent_agents.py); a snapshot stays what it is."""
+    """As the extender counts (tests/extender/test_silent_agents.py); a snapshot stays what it was when taken."""
     offered = {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: shares}
     told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": offered}})
     (gpunode,) = told.store.objects(GPUNODES).values()
@@ -104,6 +104,11 @@ def test_where_the_agent_is_away_or_silent_nothing_has_room(
     pods.write_text(json.dumps(pod_object("next", "u9", share=60)))
     assert says in call("plan", "--pods", pods, "--json")[1]
     assert call("snapshot", "-o", tmp_path)[0] == 0
+    _, planned, _ = call("plan", "--pods", pods, "--snapshot", tmp_path, "--json")
+    assert says in planned
+    saved = json.loads((tmp_path / "cluster.json").read_text())
+    del saved["read_at"]  # as an older version wrote it
+    (tmp_path / "cluster.json").write_text(json.dumps(saved))
     _, planned, _ = call("plan", "--pods", pods, "--snapshot", tmp_path, "--json")
     assert ("not reported" in planned, "not running" in planned) == (False, shares == "0")
 

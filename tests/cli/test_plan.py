@@ -264,6 +264,23 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
 
 
+def test_a_gpu_that_two_nodes_list_belongs_to_the_older_one(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    """As for an extender that has just started (tests/extender/test_claims.py)."""
+    offered = {"status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    nodes = [{"metadata": {"name": name}, **offered} for name in ("a", "b")]
+    thief = gpunode("a", gpu(0), gpu(1))
+    owner = gpunode("b", gpu(0, Health.UNHEALTHY))
+    for each, hour in ((thief, 2), (owner, 1)):
+        each["metadata"]["creationTimestamp"] = f"2026-11-21T0{hour}:00:00Z"
+    save(Objects({}, nodes, [thief, owner]), files / "snap")
+    (files / "p.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\none,1,1,1,1000\ntwo,1,1,1,1000\n")
+    words = ["plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--json"]
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert code == 1, err
+    assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-1"], None]
+    assert "GPU GPU-0 is left out on node a: b, whose GpuNode is older, has it" in " ".join(err.split())
+
+
 def test_a_pod_with_a_share_and_no_decision_is_counted_by_its_limit(
     files: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -325,10 +342,11 @@ def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch:
     code, out, err = call(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
     assert 'the settings of the release: GPUSHARE_MAX_SLOWDOWN: "fast" is not a number' in err
-    (files / "cluster.json").write_text("[1]")
-    code, out, err = call(monkeypatch, capsys, *words)
-    assert (code, out) == (2, "")
-    assert "is not what gpushare snapshot writes" in err
+    for damaged in ("[1]", '{"settings": {}, "read_at": "noon"}', '{"settings": {}, "read_at": NaN}'):
+        (files / "cluster.json").write_text(damaged)
+        code, out, err = call(monkeypatch, capsys, *words)
+        assert (code, out) == (2, "")
+        assert "is not what gpushare snapshot writes" in err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.plan import state_of
 from gpushare.core.api import Rejection
 from gpushare.core.placement import DecisionContext, Judge, Settings, survey
-from gpushare.core.placement.policies import make
 from gpushare.data import default_model
 from gpushare.extender.wire import plain
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
@@ -196,10 +194,9 @@ async def agree(make_cluster: Any, serve_cluster: Any, gpus: list[int], wanted: 
             live = cluster_of(objects_of(cluster, release))
             asked = live.request_of(cluster.pod(name))
             assert not isinstance(asked, Rejection)
-            context = DecisionContext(
-                state_of(live), make("bestfit", {}, np.random.default_rng(0)), Judge(default_model), 0.0
-            ).at(datetime.now(UTC).timestamp())
-            by_plan = survey(asked, context.keeping(live.waiting, release.reserve_after_seconds))
+            now = datetime.now(UTC).timestamp()
+            context = DecisionContext.of(state_of(live), release, Judge(default_model), now=now)
+            by_plan = survey(asked, context.keeping(live.waiting))
             found = await running.filter(name, names)
             assert set(found["NodeNames"] or ()) == set(by_plan.nodes)
             refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpushare.core.api import PodView, Reason, Rejection, names
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement import NO_PROBATION, Settings
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.others import reduce_other_pod
 from gpushare.extender.presence import HOLD_SECONDS
@@ -41,7 +41,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.rooms = 0
-        self.ledger = ShareLedger(BestFit(), on_room=self.room)
+        self.ledger = ShareLedger(Settings("bestfit", probation=NO_PROBATION), on_room=self.room)
         for name in ("n1", "n2"):
             self.ledger.node_changed(Change.ADDED, name, NodeView(name, 64_000, 500_000))
             self.gpunode(name)

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from gpushare.core.api import GpuShare, PodView, Reason, Rejection, names
-from gpushare.core.placement import Placement, PlacementRequest, ProbationSettings
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement import Placement, PlacementRequest, Settings
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.reduce import reduce_gpunode
 from gpushare.kube import Change
@@ -29,9 +28,7 @@ class Cluster:
 
     def start(self) -> ShareLedger:
         """A fresh extender with everything that the API holds."""
-        self.ledger = ledger = ShareLedger(
-            BestFit(), on_room=self.room, now=lambda: self.now, probation=ProbationSettings()
-        )
+        self.ledger = ledger = ShareLedger(Settings("bestfit"), on_room=self.room, now=lambda: self.now)
         for node in ("n1", "n2"):
             self.write(node)
         for key, share in self.shares.items():

@@ -48,7 +48,7 @@ class Cluster:
             for each in nodes
         )
         policy = make("bestfit", {}, np.random.default_rng(0))
-        self.context = DecisionContext(state, policy, Judge(default_model), NOW)
+        self.context = DecisionContext(state, policy, Judge(default_model), NOW, reserve_after_seconds=AFTER)
         self.queue = QueuedPods(AFTER)
 
     def wait(self, *pods: PodView) -> None:

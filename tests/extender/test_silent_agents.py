@@ -6,8 +6,7 @@ import pytest
 
 from gpushare.core.api import PodView, Reason, Rejection, names
 from gpushare.core.control import SILENT_SECONDS
-from gpushare.core.placement import PlacementRequest, decide
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement import NO_PROBATION, PlacementRequest, Settings, decide
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.reduce import NodeView, reduce_gpunode
 from gpushare.extender.verbs import UNRESOLVABLE
@@ -21,7 +20,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.rooms = 0
-        self.ledger = ShareLedger(BestFit(), on_room=self.room)
+        self.ledger = ShareLedger(Settings("bestfit", probation=NO_PROBATION), on_room=self.room)
         for name in ("n1", "n2"):
             self.ledger.node_changed(Change.ADDED, name, NodeView(name, 64_000, 500_000))
             self.write(name, "T0")

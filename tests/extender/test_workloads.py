@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from sharerule import share_of
 
 from gpushare.core.api import GpuShare, PodView, Reason
-from gpushare.core.placement import GpuSpec, NodeSpec, Placement, PlacementRequest
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement import NO_PROBATION, GpuSpec, NodeSpec, Placement, PlacementRequest, Settings
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import GPUSHARES, Change
@@ -113,7 +112,7 @@ async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(r
 
 
 def test_a_tenant_that_no_watch_has_shown_yet_is_known_by_its_request():
-    ledger = ShareLedger(BestFit())
+    ledger = ShareLedger(Settings("bestfit", probation=NO_PROBATION))
     ledger.state.add_node(NodeSpec("n1", (GpuSpec("GPU-1", "H200", 143_771),)))
     ledger.share_changed(Change.ADDED, "default/s", GpuShare.from_object(gpushare("s", owner="o")))
     first, second = (

@@ -19,6 +19,7 @@ from gpushare.core.placement import (
     ClusterState,
     DecisionContext,
     GpuSpec,
+    Judge,
     KnownWorkload,
     NodeSpec,
     Placement,
@@ -133,7 +134,7 @@ def test_the_unknown_joins_the_two_whatever_their_profiles_say_within_their_erro
         if newcomer == "backup":  # etl has left by then, and is alone on the other GPU
             etl = next(iter(seen_as("etl")))
             state.reserve("etl", Placement("demo", ("GPU-1",)), request_of(told["etl"], etl))
-        context = DecisionContext.of(state, Settings(), default_model)
+        context = DecisionContext.of(state, Settings(), Judge(default_model))
         placement = decide(request_of(told[newcomer], None, newcomer), context)
         assert isinstance(placement, Placement), placement
         assert placement.gpu_uuids == ("GPU-0",), (train, recommend)

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
 from gpushare.core.interference import Forecast
-from gpushare.core.placement import ClusterState, DecisionContext, GpuSpec, NodeSpec, Placement, Settings, decide
+from gpushare.core.placement import (
+    ClusterState,
+    DecisionContext,
+    GpuSpec,
+    Judge,
+    NodeSpec,
+    Placement,
+    Settings,
+    decide,
+)
 from gpushare.data import default_model
 from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.job_catalog import POLICIES
@@ -130,7 +139,7 @@ def test_ours_is_the_live_decision():
     state = ClusterState(
         NodeSpec(f"node-{gpu}", (GpuSpec(str(gpu), world.gpu_model, world.gpu_memory_mib),)) for gpu in range(2)
     )
-    context = DecisionContext.of(state, Settings(), default_model)
+    context = DecisionContext.of(state, Settings(), Judge(default_model))
     cluster = JobCluster(
         [job("a", "heavy", slowdown=1.1), job("b", "heavy", slowdown=1.1), job("c", "light")],
         world,

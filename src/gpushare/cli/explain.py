@@ -1,12 +1,9 @@
 """`gpushare explain`: why a pod is where it is, or why it waits."""
 
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
-import numpy as np
 import typer
 
 from gpushare.cli.access import ContextOption, KubeconfigOption, Where, ask, no_gpushare
@@ -14,18 +11,16 @@ from gpushare.cli.console import notes
 from gpushare.cli.errors import AbsentError
 from gpushare.cli.explain_words import PodFacts, as_record, print_explanation
 from gpushare.cli.live import LiveCluster, Objects, cluster_of, read_objects
-from gpushare.cli.plan import state_of
+from gpushare.cli.plan import context_of
 from gpushare.cli.records import Format, emit
 from gpushare.core.api import GpuNode, PodView, TenantStatus, gates_of, names, not_scheduled
 from gpushare.core.placement import (
     DecisionContext,
     Explanation,
     Happening,
-    Judge,
     PlacementRequest,
     explain,
 )
-from gpushare.core.placement.policies import make
 from gpushare.data import default_model
 from gpushare.kube import EVENTS, GPUNODES, PODS, Api, Json, NotFound
 
@@ -72,7 +67,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
         )
     if view.finished:
         raise AbsentError(f"pod {view.key} has ended ({view.phase}) and holds no share any more")
-    cluster = cluster_of(objects, time.time())
+    cluster = cluster_of(objects)
     mine = next((each for each in cluster.pods if each[0].pod_uid == view.key), None)
     if mine is None:
         why = next((note for note in cluster.notes if view.key in note), "what it asks cannot be read")
@@ -82,7 +77,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     share = cluster.shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
     found = explain(
         request,
-        _context(cluster, request),
+        context_without(cluster, request),
         default_model,
         placed,
         defaults=cluster.settings.defaults,
@@ -94,14 +89,10 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     return found, PodFacts(view, gpu_names, _waits_for(pod))
 
 
-def _context(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:
+def context_without(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:
     """Return the context of a decision on the cluster without the pod itself."""
     others = tuple(each for each in cluster.pods if each[0].pod_uid != request.pod_uid)
-    state = state_of(replace(cluster, pods=others))
-    history = Counter(state.reserved_shapes) + Counter([request.shape])
-    policy = make(cluster.settings.policy, history, np.random.default_rng(0))
-    context = DecisionContext(state, policy, Judge(default_model), time.time(), cluster.settings.probation)
-    return context.keeping(cluster.waiting, cluster.settings.reserve_after_seconds)
+    return context_of(replace(cluster, pods=others), [request])
 
 
 def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission import Defaults, ShareIndex, resolve
+from gpushare.core.admission import Defaults, ShareIndex
 from gpushare.core.api import (
     Decision,
     GpuNode,
@@ -25,7 +25,6 @@ from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.gpu import Health
 from gpushare.core.placement import (
     AGENT_AWAY,
-    MILLI_PER_PERCENT,
     GpuSpec,
     NodeSpec,
     Placement,
@@ -36,8 +35,8 @@ from gpushare.core.placement import (
     bound_request,
     known_of,
     parse_settings,
+    request_of,
     term_of,
-    unprofiled_of,
 )
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 from gpushare.runtime.moments import unix_seconds
@@ -53,6 +52,7 @@ class Objects:
     Attributes:
         settings: data of the release's ConfigMap; None if there is none.
         nodes, gpunodes, gpushares, pods: raw objects.
+        read_at: when they were read, Unix time; None if that is not known, so that no agent is late.
     """
 
     settings: Mapping[str, str] | None
@@ -60,6 +60,7 @@ class Objects:
     gpunodes: Sequence[Json] = ()
     gpushares: Sequence[Json] = ()
     pods: Sequence[Json] = ()
+    read_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class LiveCluster:
         undecided: pods with a share that gpushare did not place.
         silent: by node, the least seconds since its agent's last report; `AGENT_AWAY` if kubelet has no shares of
             healthy GPUs to give.
+        read_at: when it was read, Unix time; None if that is not known.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -105,17 +107,18 @@ class LiveCluster:
     waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
     undecided: tuple[UndecidedPod, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
+    read_at: float | None = None
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
         memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
-        return request_of(view, self.shares, self.settings.defaults, memories)
+        return _request_of(view, self.shares, self.settings.defaults, memories)
 
 
 async def read_cluster(api: Api) -> LiveCluster:
     """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
-    return cluster_of(await read_objects(api), time.time())
+    return cluster_of(await read_objects(api))
 
 
 async def read_objects(api: Api) -> Objects:
@@ -133,6 +136,7 @@ async def read_objects(api: Api) -> Objects:
         (await api.list(GPUNODES, _whole)).items,
         (await api.list(GPUSHARES, _whole)).items,
         (await api.list(PODS, reduced_object)).items,
+        time.time(),
     )
 
 
@@ -149,18 +153,15 @@ def _reduced_node(obj: Json) -> Json:
     }
 
 
-def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
-    """Return the cluster that the API's objects describe.
-
-    Args:
-        now: Unix time; None where the objects were read long ago, so that no agent is late.
+def cluster_of(objects: Objects) -> LiveCluster:
+    """Return the cluster that the API's objects describe, at the time when they were read.
 
     Raises:
         UsageError: the release's settings cannot be used.
     """
-    gpunodes = [GpuNode.from_object(each) for each in objects.gpunodes]
-    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     notes: list[str] = []
+    gpunodes = _with_own_gpus(objects.gpunodes, notes)
+    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
     try:
@@ -175,7 +176,7 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
     for pod in map(PodView.from_object, objects.pods):
         if pod.finished:
             continue
-        request = request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
+        request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
         if pod.node is not None and request is not None and pod.decision is not None:
             running = bound_request(request, pod, pod.decision)
             ours.append((replace(running, pod_uid=pod.key), _placement(pod, pod.node, pod.decision, running)))
@@ -208,7 +209,7 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
         cpu_taken, memory_taken = others.get(gpunode.name, [0, 0])
         gpus = sorted(gpunode.status.gpus, key=lambda gpu: gpu.index)
         unhealthy.update(gpu.uuid for gpu in gpus if gpu.health is not Health.HEALTHY)
-        if seconds := _silence(gpunode, allocatable, now):
+        if seconds := _silence(gpunode, allocatable, objects.read_at):
             silent[gpunode.name] = seconds
         found.append(
             NodeSpec(
@@ -239,10 +240,31 @@ def cluster_of(objects: Objects, now: float | None = None) -> LiveCluster:
         tuple(waiting),
         tuple(undecided),
         silent,
+        objects.read_at,
     )
 
 
-def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], now: float | None) -> int:
+def _with_own_gpus(objects: Sequence[Json], notes: list[str]) -> list[GpuNode]:
+    """Return the GpuNodes without GPUs that an older GpuNode lists too; add a note on each such GPU.
+
+    So does an extender that has just started; one that has run for longer knows which node listed a GPU first.
+    """
+    gpunodes = {node.name: node for node in map(GpuNode.from_object, objects)}
+    ages = {str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects}
+    owners: dict[str, str] = {}
+    for name in sorted(gpunodes, key=lambda name: (ages[name], name)):
+        node = gpunodes[name]
+        own = tuple(gpu for gpu in node.status.gpus if owners.setdefault(gpu.uuid, name) == name)
+        notes += (
+            f"GPU {gpu.uuid} is left out on node {name}: {owners[gpu.uuid]}, whose GpuNode is older, has it"
+            for gpu in node.status.gpus
+            if owners[gpu.uuid] != name
+        )
+        gpunodes[name] = replace(node, status=replace(node.status, gpus=own))
+    return list(gpunodes.values())
+
+
+def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], read_at: float | None) -> int:
     """Return the least seconds since the agent's last report, as the extender counts them; 0 if it reports.
 
     The extender watches the agent's pod; here kubelet's count of shares stands for it.
@@ -251,7 +273,7 @@ def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], now: float | None
     if is_any_healthy and str(allocatable.get(names.SHARE_RESOURCE)) == "0":
         return AGENT_AWAY
     observed_at = gpunode.status.observed_at
-    is_late = now is not None and observed_at and now - unix_seconds(observed_at) > SILENT_SECONDS
+    is_late = read_at is not None and observed_at and read_at - unix_seconds(observed_at) > SILENT_SECONDS
     return int(SILENT_SECONDS) if is_late else 0
 
 
@@ -276,33 +298,20 @@ def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
     )
 
 
-def request_of(
+def _request_of(
     pod: PodView, shares: ShareIndex, defaults: Defaults, gpu_memories_mib: Collection[int] = ()
 ) -> PlacementRequest | Rejection:
-    """Return what a pod requests, merged with its GpuShare and the defaults."""
+    """Return what a pod requests, under the name by which people know the pod."""
     share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
-    limit = pod.limit_percent or None
-    needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
-    if isinstance(needs, Rejection):
-        return needs
-    return PlacementRequest(
-        pod.key,
-        needs.share_percent * MILLI_PER_PERCENT,
-        needs.gpu_count,
-        needs.memory_mib,
-        pod.cpu_milli,
-        pod.memory_mib,
-        job_class=needs.job_class,
-        workload=needs.workload,
-        fault_domain=needs.fault_domain,
-        clients=needs.clients,
-        known=known_of(share, unix_seconds) if share is not None else None,
-        max_slowdown=needs.max_slowdown_ratio,
-        unprofiled=unprofiled_of(pod, share),
-        priority=pod.priority,
+    found = request_of(
+        pod,
+        share,
+        known_of(share, unix_seconds) if share is not None else None,
+        defaults,
         queued_at=unix_seconds(pod.created_at) if pod.created_at else math.inf,
-        is_auto=needs.is_auto,
+        gpu_memories_mib=gpu_memories_mib,
     )
+    return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key)
 
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:

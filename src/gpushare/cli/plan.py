@@ -1,12 +1,13 @@
 """`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it.
 
-The mix of pods to expect is learnt from the pods of this moment. The extender learns it when their number has
-changed by a quarter, so that it may rank GPUs that all fit in another order.
+The mix of pods to expect is learnt from the pods of this moment. The extender learns a change of it within half a
+minute; until then it may rank GPUs that all fit in another order.
 """
 
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ from gpushare.core.placement import (
     elsewhere_of,
     survey,
 )
-from gpushare.core.placement.policies import NAMES, make
+from gpushare.core.placement.policies import NAMES
 from gpushare.data import default_model
 
 app = typer.Typer(help=__doc__)
@@ -114,16 +115,11 @@ def plan(
     console = bars()
     for note in cluster.notes:
         notes().print(note)
-    state = state_of(cluster)
-    history = Counter(state.reserved_shapes) + Counter(request.shape for request in asked)
+    packing = context_of(cluster, asked, policy=policy, seed=seed)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
-        probation = cluster.settings.probation
-        packing = DecisionContext(state, chooser, Judge(default_model), time.time(), probation)
-        packing = packing.keeping(cluster.waiting, cluster.settings.reserve_after_seconds)
         lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
     if as_json:
-        typer.echo(json.dumps({"policy": chooser.name, "pods": [line.as_json() for line in lines]}))
+        typer.echo(json.dumps({"policy": packing.policy.name, "pods": [line.as_json() for line in lines]}))
     else:
         out().print(_table(lines))
     if any(isinstance(line.decided, Rejection) for line in lines):
@@ -138,6 +134,27 @@ def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
         uid = f"plan-{len(context.state.reservations)}/{request.pod_uid}"
         context.state.reserve(uid, decided, replace(request, pod_uid=uid))
     return Line(request, decided, len(found.rows), _refused(found))
+
+
+def context_of(
+    cluster: LiveCluster, asked: Iterable[PlacementRequest], *, policy: str | None = None, seed: int = 0
+) -> DecisionContext:
+    """Return the context of decisions on a cluster, as the extender had it when the cluster was read.
+
+    Args:
+        asked: requests to decide about; policies that know the mix in advance expect them too.
+        policy: instead of the one that the cluster is set to.
+        seed: of the policy random.
+    """
+    state = state_of(cluster)
+    return DecisionContext.of(
+        state,
+        replace(cluster.settings, policy=policy or cluster.settings.policy),
+        Judge(default_model),
+        now=time.time() if cluster.read_at is None else cluster.read_at,
+        history=Counter(state.reserved_shapes) + Counter(request.shape for request in asked),
+        rng=np.random.default_rng(seed),
+    ).keeping(cluster.waiting)
 
 
 def state_of(cluster: LiveCluster) -> ClusterState:

@@ -1,6 +1,7 @@
 """`gpushare snapshot`: save a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -110,6 +111,9 @@ def read_snapshot(folder: Path) -> Objects:
             f"snapshot, or plan for its nodes without their pods (--nodes {folder / NODES_FILE})"
         )
     try:
-        return Objects(**json.loads(read_text(path)))
+        found = Objects(**json.loads(read_text(path)))
+        if found.read_at is not None and not math.isfinite(found.read_at):
+            raise ValueError(f"read_at {found.read_at} is not a time")
+        return found
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: is not what gpushare snapshot writes: {error}") from error

@@ -6,16 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpushare.core.admission import Defaults, resolve
 from gpushare.core.api import Decision, GpuShare, PodView, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     AGENT_AWAY,
-    DEFAULT_GPU_MEMORY_RESERVE_MIB,
-    DEFAULT_RESERVE_AFTER_SECONDS,
-    MILLI_PER_PERCENT,
-    NO_PROBATION,
     Candidates,
     ClusterState,
     DecisionContext,
@@ -27,14 +22,14 @@ from gpushare.core.placement import (
     NodeList,
     NodeSpec,
     Placement,
-    PlacementPolicy,
     PlacementRequest,
-    ProbationSettings,
+    Settings,
     Undecided,
     bound_request,
     cap_of,
     closed_places,
     decide,
+    request_of,
     survey,
     term_of,
     unprofiled_of,
@@ -76,17 +71,13 @@ class ShareLedger:
 
     def __init__(
         self,
-        policy: PlacementPolicy,
-        defaults: Defaults | None = None,
+        settings: Settings | None = None,
         *,
-        gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB,
         fence: Fence | None = None,
         idle: IdlePods | None = None,
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
-        probation: ProbationSettings = NO_PROBATION,
-        reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS,
     ) -> None:
         """Create an empty ledger.
 
@@ -95,9 +86,9 @@ class ShareLedger:
             on_room: called when something became free or healthy.
             model: returns the interference model; called when the first profile appears.
             now: returns Unix time, by which retractions and probations end and pods wait.
-            reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         """
-        self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
+        settings = settings or Settings()
+        self.state = ClusterState(gpu_memory_reserve_mib=settings.gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
         self.fence = fence or Fence()
         self.on_room = on_room
@@ -107,13 +98,13 @@ class ShareLedger:
         """Pods, by uid, that hold a reservation and may be bound to it, or be bound to it yet."""
         self._ahead: set[str] = set()
         """Uids known to be bound before the watch has shown it."""
-        self._defaults = defaults or Defaults()
+        self._defaults = settings.defaults
         judge = Judge(model, self._known, self._knows_anything)
-        self._context = DecisionContext(self.state, policy, judge, probation=probation)
+        self._context = DecisionContext.of(self.state, settings, judge, learns_aside=True)
         self._closed: frozenset[str] = frozenset()
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
-        self._queued = QueuedPods(reserve_after_seconds)
+        self._queued = QueuedPods(settings.reserve_after_seconds)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self.claims = GpuClaims()
@@ -337,28 +328,8 @@ class ShareLedger:
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
-        share = self._workloads.share_of(pod)
-        needs = resolve(pod.annotations, share, self._defaults, limit_percent=pod.limit_percent or None)
-        if isinstance(needs, Rejection):
-            return needs
-        return PlacementRequest(
-            pod_uid=pod.uid,
-            share_milli=needs.share_percent * MILLI_PER_PERCENT,
-            gpu_count=needs.gpu_count,
-            memory_mib=needs.memory_mib,
-            cpu_milli=pod.cpu_milli,
-            node_memory_mib=pod.memory_mib,
-            job_class=needs.job_class,
-            workload=needs.workload,
-            fault_domain=needs.fault_domain,
-            clients=needs.clients,
-            known=self._workloads.of(pod),
-            max_slowdown=needs.max_slowdown_ratio,
-            unprofiled=unprofiled_of(pod, share),
-            priority=pod.priority,
-            queued_at=self._queued.since(pod),
-            is_auto=needs.is_auto,
-        )
+        share, known = self._workloads.share_of(pod), self._workloads.of(pod)
+        return request_of(pod, share, known, self._defaults, queued_at=self._queued.since(pod))
 
     def untried(self) -> Iterator[PodView]:
         """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
@@ -463,10 +434,14 @@ class ShareLedger:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    async def learn(self) -> bool:
-        """Let the policy learn what it lacks, in another thread; return whether there was anything to learn."""
+    async def learn(self, now: float) -> bool:
+        """Let the policy learn what it lacks, in another thread; return whether there was anything to learn.
+
+        Args:
+            now: monotonic seconds.
+        """
         policy = self.context.policy
-        if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
+        if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state, now)) is None:
             return False
         learnt = await asyncio.to_thread(lesson.learn)
         policy.adopt(self.state, lesson, learnt)

@@ -3,25 +3,20 @@
 import argparse
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from gpushare.core.admission import AUTO_FRACTION
 from gpushare.core.api import JobClass
-from gpushare.core.placement import PlacementPolicy, ProbationSettings, Settings, SettingsError, parse_settings
+from gpushare.core.placement import ProbationSettings, Settings, SettingsError, parse_settings
 from gpushare.core.placement import settings as installation
-from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.extender.blind import DEFAULT_SECONDS
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.runtime.options import options_of
 
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
-POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
-    "bestfit": BestFit,
-    "gpushare": partial(GpuShareFit, learns_aside=True),
-}
+POLICIES: Final = ("bestfit", "gpushare")  # the others are for comparison in simulators
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("metrics-port", "9090", "their port", type=int)
     add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
-    add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
+    add("policy", "gpushare", "placement policy", choices=POLICIES)
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'fraction that "auto" means without a profile')

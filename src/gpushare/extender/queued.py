@@ -105,7 +105,7 @@ class QueuedPods:
             request = request_of(pod)
             if not isinstance(request, Rejection):
                 waiting.append(WaitingPod(request, pod.key, self._nodes_of(pod, nodes)))
-        found = context.keeping(waiting, self.after_seconds, goes_on=True)
+        found = context.keeping(waiting, goes_on=True)
         _tell(context.kept, found.kept)
         return found
 

@@ -22,7 +22,7 @@ from gpushare.extender.idle import IdlePods
 from gpushare.extender.leadership import Leadership
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.metrics import ExtenderMetrics
-from gpushare.extender.options import POLICIES, ExtenderOptions
+from gpushare.extender.options import ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.recapping import CapChanger
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
@@ -51,14 +51,10 @@ class Extender:
         self.metrics = ExtenderMetrics()
         self.waiting = WaitingPods()
         self.ledger = ShareLedger(
-            POLICIES[options.settings.policy](),
-            options.settings.defaults,
-            gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,
+            options.settings,
             fence=Fence(options.fence_timeout_seconds),
             idle=IdlePods(clock),
             on_room=lambda: self.waiting.room(clock()),
-            probation=options.settings.probation,
-            reserve_after_seconds=options.settings.reserve_after_seconds,
         )
         ledger = self.ledger
         namespace = current_namespace(options.kubeconfig)
@@ -183,7 +179,7 @@ class Extender:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
         self.ledger.claims.settle()
-        await self.ledger.learn()
+        await self.ledger.learn(self._clock())
         self._listed.set()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
@@ -213,7 +209,7 @@ class Extender:
                 await self.explainer.round()
                 self.metrics.schedulers_restarted.inc(await self.blind.round())
                 self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))
-                await self.ledger.learn()
+                await self.ledger.learn(self._clock())
 
     async def wake(self) -> None:
         """Touch waiting pods that fit now and that kube-scheduler has not asked about again."""

@@ -20,6 +20,7 @@ from gpushare.core.placement import (
     GPU_MILLI,
     ClusterState,
     DecisionContext,
+    Judge,
     Mix,
     NodeSpec,
     Placement,
@@ -111,7 +112,7 @@ def fill(
         gpu_memory_reserve_mib=settings.gpu_memory_reserve_mib,
     )
     mix = Counter(pod.shape for pod in pods)
-    context = DecisionContext.of(state, settings, model, history=mix, rng=rng)
+    context = DecisionContext.of(state, settings, Judge(model), history=mix, rng=rng)
     kube_scheduler = None
     if cpu_pods is not CpuPods.POLICY:
         kube_scheduler = KubeSchedulerRule(state, rng, balanced=cpu_pods is CpuPods.SCHEDULER_BALANCED)

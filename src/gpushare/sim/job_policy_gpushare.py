@@ -18,6 +18,7 @@ from gpushare.core.placement import (
     ClusterState,
     DecisionContext,
     GpuSpec,
+    Judge,
     KnownWorkload,
     NodeSpec,
     PlacementRequest,
@@ -88,7 +89,7 @@ class GpuSharePolicy:
             if cluster.now_seconds - asked.submit_seconds >= after:
                 request = request_of(asked, cluster.truth.memory_mib(asked.workload))
                 waiting.append(WaitingPod(request, asked.name, joins=partial(self._joins, cluster, asked)))
-        return context.keeping(waiting, after)
+        return context.keeping(waiting)
 
     @staticmethod
     def _joins(cluster: JobCluster, job: Job, names_there: Collection[str]) -> bool:
@@ -142,7 +143,7 @@ class GpuSharePolicy:
                 gpu_memory_reserve_mib=self.settings.gpu_memory_reserve_mib,
             ),
             self.settings,
-            lambda: self.model,
+            Judge(lambda: self.model),
         )
 
     @staticmethod

@@ -139,7 +139,7 @@ def test_what_was_done_is_in_its_order_retractions_among_it() -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_cluster_without_gpu_nodes_is_told(policy: str) -> None:
     state = ClusterState()
-    context = DecisionContext.of(state, Settings(policy=policy), default_model)
+    context = DecisionContext.of(state, Settings(policy=policy), Judge(default_model))
     found = explained(asked("web", 50), context, None)
     assert (found.standing, found.nodes) == (PlaceStanding.WAITS, 0)
     assert str(found.now) == "the cluster has no nodes with GPUs that gpushare manages"

@@ -53,8 +53,10 @@ def waits(uid, percent, since=NOW - 500, **more):
 
 
 def context(state, *waiting, policy=None, judge=None, after=AFTER):
-    made = DecisionContext(state, policy or BestFit(), judge or Judge(default_model), NOW)
-    return made.keeping(waiting, after)
+    made = DecisionContext(
+        state, policy or BestFit(), judge or Judge(default_model), NOW, reserve_after_seconds=after
+    )
+    return made.keeping(waiting)
 
 
 def young(percent, **more):
@@ -139,20 +141,20 @@ def test_a_place_is_kept_from_second_to_second_until_it_is_lost_or_another_is_be
     found = context(state, pods[0])
     place = found.kept[0].gpu_uuids
     for second in range(8):
-        found = found.at(NOW + second).keeping(pods[:1], AFTER, goes_on=True)
+        found = found.at(NOW + second).keeping(pods[:1], goes_on=True)
         assert found.kept[0].gpu_uuids == place
         assert found.kept[0].leaving == {f"on-{place[0]}"}
     state.set_health(place[0], healthy=False)
-    found = found.keeping(pods[:1], AFTER, goes_on=True)
+    found = found.keeping(pods[:1], goes_on=True)
     assert found.kept[0].gpu_uuids != place
     state.set_health(place[0], healthy=True)
     better = next(gpu for gpu in ("g0.0", "g1.0", "g2.0") if gpu not in (*place, *found.kept[0].gpu_uuids))
     state.release(f"on-{better}")
     for second in range(8):
-        found = found.at(NOW + second).keeping(pods[:1], AFTER, goes_on=True)
+        found = found.at(NOW + second).keeping(pods[:1], goes_on=True)
     assert found.kept[0].gpu_uuids == (better,)
     assert not found.kept[0].leaving
-    assert not found.keeping([], AFTER, goes_on=True).kept
+    assert not found.keeping([], goes_on=True).kept
 
 
 def test_what_fits_now_is_kept_until_its_next_try():
@@ -288,7 +290,7 @@ def test_what_is_kept_can_be_used_and_the_decision_says_the_same_everywhere(desc
         )
 
     state = empty()
-    plain = DecisionContext(state, BestFit(), Judge(default_model), NOW)
+    plain = DecisionContext(state, BestFit(), Judge(default_model), NOW, reserve_after_seconds=AFTER)
     for number, request in enumerate(running):
         decided = decide(request, plain)
         if isinstance(decided, Placement):
@@ -297,7 +299,7 @@ def test_what_is_kept_can_be_used_and_the_decision_says_the_same_everywhere(desc
         WaitingPod(replace(each, pod_uid=f"q{number}", queued_at=NOW - 500 + number), f"default/q{number}")
         for number, each in enumerate(queued)
     ]
-    found = plain.keeping(pods, AFTER)
+    found = plain.keeping(pods)
     uuids = [uuid for each in found.kept for uuid in each.gpu_uuids]
     assert len(uuids) == len(set(uuids))
     gpus = sum(gpus for gpus, *_ in described)
@@ -334,7 +336,7 @@ class Stream:
 
     def placed_at(self, after, until):
         """When the large pod is placed by the rules of a queue that may be overtaken; None: not until then."""
-        plain = DecisionContext(self.state, BestFit(), Judge(default_model))
+        plain = DecisionContext(self.state, BestFit(), Judge(default_model), reserve_after_seconds=after)
         ends: list[tuple[float, str]] = []
         queue: list[PlacementRequest] = []
         numbers = itertools.count()
@@ -346,7 +348,7 @@ class Stream:
                 uid = f"s{next(numbers)}"
                 queue.append(PlacementRequest(uid, 10 * self.small, queued_at=now))
             waiting = [WaitingPod(each, each.pod_uid) for each in (self.large, *queue)] if now else []
-            found = plain.at(now).keeping(waiting, after)
+            found = plain.at(now).keeping(waiting)
             for each in (*queue, self.large) if not now else (self.large, *queue):
                 decided = decide(each, found)
                 if isinstance(decided, Rejection):

@@ -20,7 +20,7 @@ from gpushare.core.placement.policies import (
     RandomFit,
     make,
 )
-from gpushare.core.placement.policies.gpushare import LookaheadTables
+from gpushare.core.placement.policies.gpushare import RELEARN_SECONDS, LookaheadTables
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 MODELS = ("G2", "T4")
@@ -211,13 +211,42 @@ def test_ours_learns_aside_where_somebody_asks_for_lessons() -> None:
     for index in range(40):
         put(state, ask(str(index), 700), f"n{index // 8}", index % 8)
     assert aside.token(state) == before, "no decision waits for learning"
-    lesson = aside.lesson(state)
+    lesson = aside.lesson(state, 0.0)
     assert lesson is not None
     aside.adopt(state, lesson, lesson.learn())
     assert aside.token(state) != before
-    assert aside.lesson(state) is None
+    assert aside.lesson(state, 1.0) is None
     asked = ask("x", 300)
     assert scores(state, asked, aside) == scores(state, asked, usual)
+
+
+def test_a_mix_that_has_changed_at_all_is_learnt_after_a_while() -> None:
+    """So that a plan, which learns the mix of its own moment, ranks as the extender does soon after a change."""
+    state = cluster(*[(640_000, 8, "G2")] * 20)
+    for index in range(40):
+        put(state, ask(str(index), 700), f"n{index // 8}", index % 8)
+    policy = GpuShareFit(learns_aside=True)
+
+    def learns(now: float) -> bool:
+        lesson = policy.lesson(state, now)
+        if lesson is not None:
+            policy.adopt(state, lesson, lesson.learn())
+        return lesson is not None
+
+    assert learns(1000.0)
+    state.release("0")
+    put(state, ask("other", 300), "n0", 0)
+    assert not learns(1000.0 + RELEARN_SECONDS - 1), "their number is the same"
+    assert learns(1000.0 + RELEARN_SECONDS)
+    assert not learns(1000.0 + 3 * RELEARN_SECONDS), "nothing has changed since"
+    asked = ask("x", 300)
+    assert scores(state, asked, policy) == scores(state, asked, GpuShareFit())
+    for index in range(10, 30):
+        state.release(str(index))
+    assert learns(1000.0 + 3 * RELEARN_SECONDS)
+    for index in range(10, 30):
+        put(state, ask(str(index), 700), f"n{index // 8}", index % 8)
+    assert learns(1000.0 + 3 * RELEARN_SECONDS), "half as many again are learnt at once"
 
 
 def test_what_cannot_take_tenants_is_not_open() -> None:

@@ -64,7 +64,10 @@ def report(
     if snapshot is not None:
         objects = read_snapshot(snapshot)
         with believing(snapshot):
-            history = usage_of(objects, snapshot, (snapshot / OBJECTS_FILE).stat().st_mtime)
+            read_at = objects.read_at
+            if read_at is None:  # written by an older version
+                read_at = (snapshot / OBJECTS_FILE).stat().st_mtime
+            history = usage_of(objects, snapshot, read_at)
             page, figures = render_usage(history), as_record(history)
     else:
         assert prometheus is not None

@@ -4,6 +4,7 @@ from gpushare.core.placement import settings
 from gpushare.core.placement.bound import Undecided, bound_request
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled, term_of, unprofiled_of
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.demand import request_of
 from gpushare.core.placement.explanation import (
     Elsewhere,
     ExplainedGpu,
@@ -107,6 +108,7 @@ __all__ = [
     "is_due",
     "known_of",
     "parse_settings",
+    "request_of",
     "settings",
     "summarize",
     "survey",

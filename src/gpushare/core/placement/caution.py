@@ -154,10 +154,10 @@ class Cautious:
 
 def cautious(
     policy: PlacementPolicy, judge: Judge, state: ClusterState, request: PlacementRequest, now: float
-) -> PlacementPolicy:
-    """Return the policy for a request: cautious for a part of a GPU if any workload is known, else unchanged."""
+) -> Cautious | None:
+    """Return the cautious policy for a request for a part of a GPU; None if no workload is known."""
     if request.gpu_count != 1 or request.share_milli >= GPU_MILLI:
-        return policy
+        return None
     if (request.known is None or not request.known.matters) and not judge.knows_anything(state):
-        return policy
+        return None
     return Cautious(policy, judge, request, now)

@@ -4,24 +4,23 @@ Everything that asks where a pod goes calls `decide` or `survey`: filter, priori
 extender, `gpushare plan`, and both simulators. They differ only in where the state comes from.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from gpushare.core.api import Rejection
-from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import thread_percentage
-from gpushare.core.placement.caution import Cautious, cautious
+from gpushare.core.placement.caution import cautious
 from gpushare.core.placement.fitting import refusals, summarize, usable_slots
 from gpushare.core.placement.judge import Judge
 from gpushare.core.placement.keeping import KeptGpus, keep
-from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.policies import make
 from gpushare.core.placement.probation import NO_PROBATION, Probationary, ProbationSettings, on_probation
+from gpushare.core.placement.request_policy import RequestPolicy
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
-from gpushare.core.placement.settings import Settings
+from gpushare.core.placement.settings import DEFAULT_RESERVE_AFTER_SECONDS, Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
 from gpushare.core.placement.standing_back import Barred, StandingBack, barred_for
 from gpushare.core.placement.state import ClusterState
@@ -36,6 +35,7 @@ class DecisionContext:
         now: present time in seconds, by the clock of retractions and probations (Unix time on a live cluster); 0
             if none has ended yet.
         probation: whether unknown workloads get a GPU to themselves for a while.
+        reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         kept: GPUs kept for pods that have waited long.
     """
 
@@ -44,6 +44,7 @@ class DecisionContext:
     judge: Judge
     now: float = 0.0
     probation: ProbationSettings = NO_PROBATION
+    reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
     kept: tuple[KeptGpus, ...] = ()
 
     @classmethod
@@ -51,61 +52,66 @@ class DecisionContext:
         cls,
         state: ClusterState,
         settings: Settings,
-        model: Callable[[], InterferenceModel],
+        judge: Judge,
         *,
+        now: float = 0.0,
         history: Mapping[Shape, float] | None = None,
         rng: "np.random.Generator | None" = None,
+        learns_aside: bool = False,
     ) -> Self:
-        """Return a context with the settings of an installation.
+        """Return a context with the settings of an installation: the only way in which the views make one.
 
         Args:
             history: frequency of each request, for policies that know the mix in advance (fgd).
             rng: for the policy that chooses at random.
+            learns_aside: whether the caller lets a `LearningPolicy` learn, so that no decision waits for it.
         """
-        policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
-        return cls(state, policy, Judge(model), probation=settings.probation)
+        policy = make(settings.policy, history or {}, rng, learns_aside=learns_aside)
+        return cls(state, policy, judge, now, settings.probation, settings.reserve_after_seconds)
 
     def at(self, now: float) -> Self:
         """Return a copy of this context at `now`."""
         return replace(self, now=now)
 
-    def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float, *, goes_on: bool = False) -> Self:
-        """Return a copy that keeps GPUs for those of these pods that have waited longer than `after_seconds`.
+    def keeping(self, waiting: Iterable[WaitingPod], *, goes_on: bool = False) -> Self:
+        """Return a copy that keeps GPUs for those of these pods that have waited long.
 
         Args:
             goes_on: leave GPUs that are already kept mostly as they are, which is cheaper.
         """
         before = self.kept if goes_on and self.kept else None
-        return replace(self, kept=keep(waiting, self._what_if, after_seconds, before))
+        return replace(self, kept=keep(waiting, self._what_if, self.reserve_after_seconds, before))
 
     @property
     def _what_if(self) -> WhatIf:
         return WhatIf(self.state, self.judge, self.now)
 
-    def barred(self, request: PlacementRequest, policy: PlacementPolicy | None = None) -> Barred:
+    def barred(self, request: PlacementRequest, probationary: Probationary | None = None) -> Barred:
         """Return the GPUs kept for other pods that this request would set back.
 
         Args:
-            policy: policy of the request; it tells which GPUs the request would close for others.
+            probationary: part of the request's policy; it tells which GPUs the request would close for others.
         """
         if not self.kept:
             return {}
 
         def closes(row: int, slot: int) -> bool:
-            return isinstance(policy, Probationary) and policy.term(self.state, row, slot) is not None
+            return probationary is not None and probationary.term(self.state, row, slot) is not None
 
         return barred_for(request, self.kept, self._what_if, closes)
 
-    def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
+    def policy_for(self, request: PlacementRequest) -> RequestPolicy:
         """Return the policy for one request.
 
         It is kept off GPUs where a promise could not be kept, that are closed, or where the request would set back
         a pod that has waited longer.
         """
         careful = cautious(self.policy, self.judge, self.state, request, self.now)
-        policy = on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
-        barred = self.barred(request, policy)
-        return StandingBack(policy, barred) if barred else policy
+        within = careful or self.policy
+        probationary = on_probation(within, self.judge, self.state, request, self.probation, now=self.now)
+        barred = self.barred(request, probationary)
+        standing_back = StandingBack(probationary or within, barred) if barred else None
+        return RequestPolicy.of(self.policy, careful, probationary, standing_back)
 
 
 def decide(
@@ -128,32 +134,27 @@ def decide(
     #    for a pod that has waited longer and would be set back (keeping.py, standing_back.py).
     # 3. How nodes rank: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
-    row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
+    ranking = policy.ranking
+    row = _best_row(state, ranking, shape) if node is None else _row_of(state, ranking, shape, node)
     if isinstance(row, Rejection):
         return row
     # 4. Which GPU: the policy's choice among the node's GPUs that passed 1 and 2.
     uuids = state.uuids(row)
     slots: Sequence[int] = ()
     if shape.gpu_count:
-        slots = _preferred(state, policy, shape, row, preferred_gpus or ()) or policy.pick(
+        slots = _preferred(state, policy, shape, row, preferred_gpus or ()) or ranking.pick(
             state, shape, row, usable_slots(state, shape, row)
         )
     # 5. Which cap: the one with the most expected progress, or the share if nothing is known; a latency pod and a
     #    whole GPU have none (outlook.py, caps.py).
-    cap = None
-    if slots:
-        cap = cap_of(request)
-        careful = _layers(policy)[-1]
-        if isinstance(careful, Cautious):
-            cap = best_cap(context.judge, state, careful.newcomer, slots[0], row)
+    cap = (policy.cap(context.judge, state, row, slots[0]) or cap_of(request)) if slots else None
     # 6. The decision; for a pod on probation, with the term during which it has the GPU to itself.
-    terms = (each.term(state, row, slots[0]) for each in _layers(policy) if isinstance(each, Probationary))
     return Placement(
         state.node_name(row),
         tuple(uuids[slot] for slot in slots),
         _memory_mib(state, shape, row, slots),
         cap,
-        next(terms, None),
+        policy.term(state, row, slots[0]) if slots else None,
     )
 
 
@@ -166,7 +167,7 @@ def survey(
         node_names: the nodes to consider; default: all.
     """
     state, shape = context.state, request.shape
-    policy = context.policy_for(request)
+    policy = context.policy_for(request).ranking
     found = scores(state, policy, shape)
     if node_names is None:
         rows = np.flatnonzero(state.alive)
@@ -224,18 +225,8 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
     return summarize(state, shape)
 
 
-def _layers(policy: PlacementPolicy) -> list[PlacementPolicy]:
-    """Return a policy and those that it wraps, the outermost first."""
-    found = [policy]
-    if isinstance(found[-1], StandingBack):
-        found.append(found[-1].wider)
-    if isinstance(found[-1], Probationary):
-        found.append(found[-1].inner)
-    return found
-
-
 def _preferred(
-    state: ClusterState, policy: PlacementPolicy, shape: Shape, row: int, gpu_uuids: Sequence[str]
+    state: ClusterState, policy: RequestPolicy, shape: Shape, row: int, gpu_uuids: Sequence[str]
 ) -> tuple[int, ...]:
     """Return the slots of the caller's preferred GPUs if all can be taken as they are, else none."""
     uuids = state.uuids(row)
@@ -245,8 +236,7 @@ def _preferred(
     gpu_fits = fit(state, shape, np.array([row]))[1]
     if not all(gpu_fits[slot, 0] for slot in slots):
         return ()
-    choosy = [each for each in _layers(policy) if isinstance(each, Cautious | Probationary | StandingBack)]
-    return slots if all(each.takes(state, row, slot) for each in choosy for slot in slots) else ()
+    return slots if policy.takes(state, row, slots) else ()
 
 
 def _memory_mib(state: ClusterState, shape: Shape, row: int, slots: Sequence[int]) -> int:

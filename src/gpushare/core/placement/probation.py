@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import JobClass, Reason, Rejection
-from gpushare.core.placement.caution import Cautious
 from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.judge import Judge
@@ -125,9 +124,7 @@ class Probationary:
         """Return whether a GPU is of the best kind that its node has."""
         fits = fitting_gpus(state, self._request.shape, np.array([row]))[:, 0]
         slots = np.flatnonzero(fits).tolist()
-        if slot not in self._best_slots(state, self._request.shape, row, slots):
-            return False
-        return not isinstance(self.inner, Cautious) or self.inner.takes(state, row, slot)
+        return slot in self._best_slots(state, self._request.shape, row, slots)
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
         """Return why each row is refused (a closed GPU, else the policy's reason), and each row's index."""
@@ -206,10 +203,10 @@ def on_probation(
     settings: ProbationSettings,
     *,
     now: float,
-) -> PlacementPolicy:
-    """Return the policy for a request: unchanged unless a GPU is closed or the pod should get one to itself."""
+) -> Probationary | None:
+    """Return the policy for a request; None if no GPU is closed and the pod should not get one to itself."""
     if request.gpu_count != 1 or request.share_milli >= GPU_MILLI or not settings.seconds:
-        return policy
+        return None
     closed = closed_places(state, judge, now)
     seeks = (
         request.unprofiled is not None
@@ -219,7 +216,7 @@ def on_probation(
         and not any(each.closed.term.namespace == request.unprofiled.namespace != "" for each in closed)
     )
     if not closed and not seeks:
-        return policy
+        return None
     return Probationary(policy, request, closed, settings, now, seeks=seeks)
 
 

@@ -92,8 +92,12 @@ class Lesson(Protocol):
 class LearningPolicy(Protocol):
     """A policy that learns from the state, in another thread if the caller asks for lessons."""
 
-    def lesson(self, state: ClusterState) -> Lesson | None:
-        """Return what to learn now; None while its knowledge is recent enough."""
+    def lesson(self, state: ClusterState, now: float) -> Lesson | None:
+        """Return what to learn now; None while its knowledge is recent enough.
+
+        Args:
+            now: seconds of a clock of the caller's.
+        """
         ...
 
     def adopt(self, state: ClusterState, lesson: Any, learnt: Any) -> None:

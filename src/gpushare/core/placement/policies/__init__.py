@@ -11,12 +11,13 @@ import numpy as np
 from gpushare.core.placement.fragmentation import Mix
 from gpushare.core.placement.policies.classic import BestFit, Clustering, DotProduct, Packing, RandomFit
 from gpushare.core.placement.policies.fgd import Fgd
-from gpushare.core.placement.policies.gpushare import GpuShareFit
+from gpushare.core.placement.policies.gpushare import RELEARN_SECONDS, GpuShareFit
 from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.shapes import Shape
 
 __all__ = [
     "NAMES",
+    "RELEARN_SECONDS",
     "BestFit",
     "Clustering",
     "DotProduct",
@@ -29,9 +30,9 @@ __all__ = [
 
 History = Mapping[Shape, float]
 
-# In quotes: numpy loads its random module, 3 MiB, when it is first named, and no live process uses it.
-_MAKERS: "Final[dict[str, Callable[[History, np.random.Generator], PlacementPolicy]]]" = {
-    "random": lambda _history, rng: RandomFit(rng),
+# In quotes: numpy loads its random module, 3 MiB, when it is first named, and no process on a cluster uses it.
+_MAKERS: "Final[dict[str, Callable[[History, np.random.Generator | None], PlacementPolicy]]]" = {
+    "random": lambda _history, rng: RandomFit(rng or np.random.default_rng(0)),
     "dotprod": lambda _history, _rng: DotProduct(),
     "clustering": lambda _history, _rng: Clustering(),
     "packing": lambda _history, _rng: Packing(),
@@ -43,10 +44,17 @@ NAMES: Final = tuple(_MAKERS)
 """Names of the policies, simplest first."""
 
 
-def make(name: str, history: History, rng: "np.random.Generator") -> PlacementPolicy:
-    """Return a policy by name; `history` (frequency of each request) is only used by fgd, gpushare learns its own.
+def make(
+    name: str, history: History, rng: "np.random.Generator | None" = None, *, learns_aside: bool = False
+) -> PlacementPolicy:
+    """Return a policy by name.
+
+    Args:
+        history: frequency of each request; only fgd uses it, gpushare learns its own.
+        rng: for the policy that chooses at random.
+        learns_aside: whether the caller lets a `LearningPolicy` learn, so that no decision waits for it.
 
     Raises:
         KeyError: there is no policy of this name.
     """
-    return _MAKERS[name](history, rng)
+    return GpuShareFit(learns_aside=True) if learns_aside and name == "gpushare" else _MAKERS[name](history, rng)

@@ -37,7 +37,9 @@ _TIE_GPU: Final = 0.04
 """Penalty, in grains, of a wholly free node and GPU, so that among equals the fuller node and its fuller GPU win.
 Small compared with `gpushare.core.placement.caution.TIE_WEIGHT`, which decides between equals first."""
 RELEARN_GROWTH: Final = 1.25
-"""The mix is learnt anew when the number of pods has grown or shrunk by this factor."""
+"""The mix is learnt anew at once when the number of pods has grown or shrunk by this factor."""
+RELEARN_SECONDS: Final = 30.0
+"""The mix is learnt anew when it has changed at all and was learnt this long ago, where it is learnt aside."""
 _PRIOR: Final[Mapping[Shape, float]] = {
     PlacementRequest("", share).shape: 1.0 for share in range(100, GPU_MILLI + 1, 100)
 }
@@ -62,18 +64,28 @@ class GpuShareFit(Deterministic):
         self._learns_aside = learns_aside
         self._worth: _Worth | None = None
         self._learnt_from: ref[ClusterState] | None = None
-        self._learnt_at = 0
+        self._learnt: MixLesson | None = None
         self._generation = 0
 
-    def lesson(self, state: ClusterState) -> "MixLesson | None":
-        """Return what to learn, if the number of pods has changed enough since the last time."""
-        return self._lesson(state) if self._is_outdated(state) else None
+    def lesson(self, state: ClusterState, now: float) -> "MixLesson | None":
+        """Return what to learn, if the pods in place have changed enough since the last time.
+
+        Args:
+            now: seconds of a clock of the caller's.
+        """
+        if self._is_outdated(state):
+            return self._lesson(state, now)
+        learnt = self._learnt
+        if learnt is None or now - learnt.drawn_at < RELEARN_SECONDS:
+            return None
+        found = self._lesson(state, now)
+        return found if found.history != learnt.history else None
 
     def adopt(self, state: ClusterState, lesson: "MixLesson", learnt: "_Worth") -> None:
         """Use the result of `lesson.learn` from the next decision on."""
         self._worth = learnt
         self._learnt_from = ref(state)
-        self._learnt_at = lesson.seen
+        self._learnt = lesson
         self._generation += 1
 
     def token(self, state: ClusterState) -> object:
@@ -126,9 +138,9 @@ class GpuShareFit(Deterministic):
         self.adopt(state, lesson, learnt)
         return learnt
 
-    def _lesson(self, state: ClusterState) -> "MixLesson":
+    def _lesson(self, state: ClusterState, now: float = 0.0) -> "MixLesson":
         history = {**_PRIOR, **state.reserved_shapes} if self._history is None else self._history
-        return MixLesson(history, tuple(state.model_names), _seen(state))
+        return MixLesson(history, tuple(state.model_names), _seen(state), now)
 
     def _is_about(self, state: ClusterState) -> bool:
         """Return whether the tables were learnt from this state, with its present GPU models."""
@@ -140,9 +152,9 @@ class GpuShareFit(Deterministic):
         )
 
     def _is_outdated(self, state: ClusterState) -> bool:
-        if not self._is_about(state):
+        if self._learnt is None or not self._is_about(state):
             return True
-        growth = _seen(state) / self._learnt_at
+        growth = _seen(state) / self._learnt.seen
         return self._history is None and not 1 / RELEARN_GROWTH < growth < RELEARN_GROWTH
 
 
@@ -173,11 +185,13 @@ class MixLesson:
         history: frequency of each request.
         model_names: by model id.
         seen: number of requests that the history was drawn from.
+        drawn_at: when it was drawn, in seconds of the caller's clock; 0 if no clock counts.
     """
 
     history: Mapping[Shape, float]
     model_names: tuple[str, ...]
     seen: int
+    drawn_at: float = 0.0
 
     def learn(self) -> _Worth:
         """Learn; takes 50 to 300 ms, most of it in NumPy."""
