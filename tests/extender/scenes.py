@@ -323,7 +323,9 @@ class Agents:
             self.silent.add(node)
             self._write(node, datetime.now(UTC) - timedelta(hours=1))
         elif illness.what is Ill.AGENT_REPORTS:
-            self.silent.discard(node)
+            if node in self.silent:  # it may have fallen silent at the same step
+                self.silent.discard(node)
+                self._write(node, datetime.now(UTC))
         elif illness.what is Ill.LISTS_ANOTHERS_GPU:
             self._claim(max(self._names), min(self._names))
         elif illness.what in {Ill.CORDONED, Ill.UNCORDONED}:
