@@ -82,7 +82,13 @@ def test_what_is_said_not_to_be_run_names_tests_and_targets_that_exist() -> None
 @pytest.fixture
 def described(busy: HttpApiServer) -> HttpApiServer:
     """The busy cluster with what the pages name besides."""
-    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    busy.put(
+        NODES,
+        {
+            "metadata": {"name": "node-a"},
+            "status": {"allocatable": {"cpu": "64", "memory": "256Gi", "gpushare.io/share": "200"}},
+        },
+    )
     busy.put(GPUSHARES, {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}})
     # the pod that the first hour makes, and the one whose name the reader fills in
     busy.put(PODS, *(pod_object(name, f"u-{name}", gpu="GPU-1", share=25) for name in ("first", "POD")))

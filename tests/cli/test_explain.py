@@ -30,7 +30,13 @@ def event(about: str, reason: str, note: str, at: str, controller: str = "gpusha
 @pytest.fixture
 def told(busy: HttpApiServer) -> HttpApiServer:
     """The busy cluster with its node, its GpuShares and events."""
-    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    busy.put(
+        NODES,
+        {
+            "metadata": {"name": "node-a"},
+            "status": {"allocatable": {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: "100"}},
+        },
+    )
     busy.put(
         GPUSHARES,
         {
@@ -70,7 +76,7 @@ def test_forty_columns_are_enough(told: HttpApiServer, narrow: Call, pod: str) -
 
 
 def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: HttpApiServer, call: Call) -> None:
-    little = {"cpu": "100m", "memory": "256Gi"}
+    little = {"cpu": "100m", "memory": "256Gi", names.SHARE_RESOURCE: "100"}
     told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": little}})
     code, out, err = call("explain", "train-5d4c-p9", "-n", "shop")
     assert code == 0, err

@@ -103,7 +103,11 @@ def _first_hour(cluster: HttpApiServer, *, with_pod: bool) -> None:
     )
     cluster.put(GPUNODES, GpuNode("node-a", GpuNodeStatus.of((gpu,))).to_object())
     cluster.put(
-        NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}}
+        NODES,
+        {
+            "metadata": {"name": "node-a"},
+            "status": {"allocatable": {"cpu": "64", "memory": "256Gi", "gpushare.io/share": "100"}},
+        },
     )
     if with_pod:
         decided = Decision(("GPU-0",), 25, 8192, "2026-11-23T09:00:00Z").to_annotations()

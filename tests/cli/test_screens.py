@@ -113,7 +113,13 @@ def test_long_names_keep_both_their_ends_at_forty_columns(busy: HttpApiServer, n
     ["top", "pods", "gpus", "gain", "explain serve-7c9f8d6b5-xk2lp", "explain late", "profile show"],
 )
 def test_json_and_yaml_say_the_same(busy: HttpApiServer, call: Call, command: str) -> None:
-    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    busy.put(
+        NODES,
+        {
+            "metadata": {"name": "node-a"},
+            "status": {"allocatable": {"cpu": "64", "memory": "256Gi", "gpushare.io/share": "100"}},
+        },
+    )
     profile = {"gpuModel": "NVIDIA H200", "counters": {"sm_util": 0.73}, "memoryPeakMiB": 9000}
     metadata = {"name": "deployment-serve", "namespace": "shop", "uid": "s1"}
     busy.put(GPUSHARES, {"metadata": metadata, "status": {"phase": "Sharing", "profile": profile}})

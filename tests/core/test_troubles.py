@@ -222,11 +222,12 @@ def test_every_section_that_quotes_is_held_to_the_code() -> None:
 
 
 def test_every_refusal_of_a_place_has_its_row() -> None:
-    """But a GPU model: only jobs of the simulator ask for one."""
+    """But a GPU model, which only jobs of the simulator ask for, and what kube-scheduler refuses itself."""
     assert len(fitting._STAGES) == 10
     stages = {reason for reason, _ in fitting._STAGES} | {Reason.SLOWDOWN, Reason.KEPT, Reason.PROBATION}
     elsewhere = {Reason.INVALID_ANNOTATION, Reason.TOO_MANY_GPUSHARES, Reason.CONFLICT}
-    assert set(Reason) == stages | elsewhere
+    by_scheduler = {Reason.NODE_CORDONED, Reason.NODE_TAINT, Reason.NODE_LABELS, Reason.SHARES_NOT_OFFERED}
+    assert set(Reason) == stages | elsewhere | by_scheduler
     assert len(sentences(WAITS)) == 18
 
 

@@ -65,6 +65,8 @@ class Ill(Enum):
     AGENT_REPORTS = 4
     AGENT_AWAY = 5
     LISTS_ANOTHERS_GPU = 6
+    CORDONED = 7
+    UNCORDONED = 8
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Illness:
 class Wanted:
     """One pod: what it asks ("auto", for which admission set `percent`, or that) and what is known of it.
 
+    With a `pool` it wants nodes of that pool; `tolerates` tells whether it may be on reserved ones.
     None stands for what neither the pod nor its GpuShare says, so that the release's default holds.
     """
 
@@ -97,6 +100,8 @@ class Wanted:
     processes: int = 1
     effect: Effect | None = None
     left: tuple[Left, ...] = ()
+    pool: str = ""
+    tolerates: bool = False
 
     def kept_apart(self) -> Wanted:
         """The same with every retraction in force."""
@@ -119,6 +124,8 @@ class Machine:
     model: str = MODEL
     cpu_milli: int = 64_000
     memory_mib: int = 512 * 1024
+    pool: str = ""
+    is_reserved: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,10 +169,16 @@ class Scene:
         return self.learns_at_once or self.release.policy != "gpushare"
 
     @property
+    def is_open(self) -> bool:
+        """Whether every pod may be on every node by the rules of both, as the simulators have it."""
+        return not any(each.pool for each in self.wanted) and not any(each.is_reserved for each in self.machines)
+
+    @property
     def is_for_jobs(self) -> bool:
         """Whether `sim jobs` can play it."""
         return (
             set(self.machines) == {Machine()}
+            and self.is_open
             and not self.foreign
             and not self.illnesses
             and not any(each.left for each in self.wanted)
@@ -191,6 +204,14 @@ def create(cluster: Any, number: int, scene: Scene) -> None:
         "cpu": f"{wanted.cpu_milli}m",
         "memory": f"{wanted.node_memory_mib}Mi",
     }
+    if wanted.tolerates:
+        raw["spec"]["tolerations"] = [{"key": "reserved", "value": "yes", "effect": "NoSchedule"}]
+    if wanted.pool and number % 2:
+        term = {"matchExpressions": [{"key": "pool", "operator": "In", "values": [wanted.pool]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        raw["spec"]["affinity"] = {"nodeAffinity": required}
+    elif wanted.pool:
+        raw["spec"]["nodeSelector"] = {"pool": wanted.pool}
     cluster.put(PODS, raw)
     counters = WORKLOADS[wanted.workload].solo.as_dict()
     profile = {"gpuModel": wanted.profiled_on, "counters": counters, "windowSeconds": 10.0}
@@ -221,7 +242,32 @@ def add_machine(cluster: Any, name: str, machine: Machine) -> None:
     cluster.add_node(name, gpus=machine.gpus, memory_mib=MEMORY_MIB, model=machine.model)
     node = cluster.objects[NODES][name]
     node["status"]["allocatable"] |= {"cpu": f"{machine.cpu_milli}m", "memory": f"{machine.memory_mib}Mi"}
+    node["metadata"]["labels"] = {"pool": machine.pool} if machine.pool else {}
+    if machine.is_reserved:
+        node["spec"] = {"taints": [{"key": "reserved", "value": "yes", "effect": "NoSchedule"}]}
     cluster.put(NODES, node)
+
+
+def refused_by_scheduler(cluster: Any, node: str, machine: Machine, number: int, wanted: Wanted) -> str:
+    """Why kube-scheduler does not ask the extender about a node for a pod; "shares" if for them, "" if it asks."""
+    raw = cluster.objects[NODES][node]
+    if raw.get("spec", {}).get("unschedulable"):
+        return "it is cordoned"
+    if machine.is_reserved and not wanted.tolerates:
+        return "it has the taint reserved=yes:NoSchedule, which the pod does not tolerate"
+    if wanted.pool and wanted.pool != machine.pool:
+        if number % 2:
+            return "it does not match the pod's required node affinity"
+        return f"its labels do not match the pod's nodeSelector, which wants pool={wanted.pool}"
+    taken = sum(
+        int(each["resources"].get("limits", {}).get("gpushare.io/share", "0"))
+        for pod in cluster.objects[PODS].values()
+        if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"
+        for each in pod["spec"]["containers"]
+        if "resources" in each
+    )
+    offered = int(raw["status"]["allocatable"]["gpushare.io/share"])
+    return "shares" if offered - taken < wanted.percent else ""
 
 
 def add_foreign(cluster: Any, name: str, node: str, foreign: Foreign) -> None:
@@ -267,6 +313,7 @@ class Agents:
     def __init__(self, cluster: Any, names: Sequence[str]) -> None:
         self._cluster, self._names = cluster, names
         self.silent: set[str] = set()
+        self.away: set[str] = set()
 
     def suffer(self, illness: Illness) -> None:
         node = self._names[illness.node % len(self._names)]
@@ -276,14 +323,30 @@ class Agents:
             self.silent.add(node)
             self._write(node, datetime.now(UTC) - timedelta(hours=1))
         elif illness.what is Ill.AGENT_REPORTS:
-            self.silent.discard(node)
+            if node in self.silent:  # it may have fallen silent at the same step
+                self.silent.discard(node)
+                self._write(node, datetime.now(UTC))
         elif illness.what is Ill.LISTS_ANOTHERS_GPU:
             self._claim(max(self._names), min(self._names))
+        elif illness.what in {Ill.CORDONED, Ill.UNCORDONED}:
+            raw = copy.deepcopy(self._cluster.objects[NODES][node])
+            raw["spec"] = {**raw.get("spec", {}), "unschedulable": illness.what is Ill.CORDONED}
+            self._cluster.put(NODES, raw)
         else:
             gpunode = copy.deepcopy(self._cluster.objects[GPUNODES][node])
             gpus = gpunode["status"]["gpus"]
             gpus[illness.gpu % len(gpus)]["health"] = "Unhealthy" if illness.what is Ill.GPU_FAILS else "Healthy"
             self._cluster.put(GPUNODES, gpunode)
+            self._offer(node)
+
+    def _offer(self, node: str) -> None:
+        """Let kubelet have shares of the healthy GPUs, unless nobody serves it any more."""
+        raw = copy.deepcopy(self._cluster.objects[NODES][node])
+        gpus = self._cluster.objects[GPUNODES][node]["status"]["gpus"]
+        healthy = sum(gpu["health"] == "Healthy" for gpu in gpus if gpu["uuid"].startswith(f"GPU-{node}-"))
+        if node not in self.away:
+            raw["status"]["allocatable"]["gpushare.io/share"] = str(healthy * WHOLE)
+            self._cluster.put(NODES, raw)
 
     def report(self) -> None:
         """Write the GpuNodes of all agents that are not silent."""
@@ -310,6 +373,7 @@ class Agents:
         gpus = self._cluster.objects[GPUNODES][node]["status"]["gpus"]
         if all(gpu["health"] != "Healthy" for gpu in gpus if gpu["uuid"].startswith(f"GPU-{node}-")):
             return  # by kubelet's count alone such a node's agent may as well be at work
+        self.away.add(node)
         raw = copy.deepcopy(self._cluster.objects[NODES][node])
         raw["status"]["allocatable"]["gpushare.io/share"] = "0"
         self._cluster.put(NODES, raw)
@@ -353,7 +417,13 @@ SEVERAL_PROCESSES = st.builds(
     WANTED,
     st.sampled_from([2, 4]),
 )
-PODS_WANTED = st.one_of(WANTED, WANTED, WANTED, WANTED, LEARNT, RETRACTED, ISOLATED, SEVERAL_PROCESSES)
+ANYWHERE = st.one_of(WANTED, WANTED, WANTED, WANTED, LEARNT, RETRACTED, ISOLATED, SEVERAL_PROCESSES)
+PODS_WANTED = st.builds(
+    lambda each, pool, tolerates: replace(each, pool=pool, tolerates=tolerates),
+    ANYWHERE,
+    st.sampled_from(["", "", "", "a", "b"]),
+    st.booleans(),
+)
 JOBS_WANTED = st.one_of(WANTED, LEARNT).map(
     lambda each: replace(
         each,
@@ -370,6 +440,12 @@ MACHINES = st.builds(
     st.sampled_from([MODEL, MODEL, OTHER_MODEL]),
     st.sampled_from([16_000, 64_000]),
     st.sampled_from([32 * 1024, 512 * 1024]),
+)
+RULED_MACHINES = st.builds(
+    lambda each, pool, is_reserved: replace(each, pool=pool, is_reserved=is_reserved),
+    MACHINES,
+    st.sampled_from(["", "a", "b"]),
+    st.sampled_from([False, False, True]),
 )
 FOREIGN = st.builds(
     Foreign,
@@ -405,11 +481,14 @@ def releases(policy: str, probation: st.SearchStrategy[ProbationSettings]) -> st
 def clusters(
     release: st.SearchStrategy[Settings], foreign: st.SearchStrategy[Foreign], most: int
 ) -> st.SearchStrategy[Scene]:
-    """Nodes that differ, pods of every kind, others' pods, and departures."""
+    """Nodes that differ, pods of every kind, others' pods, and departures; in half of them nodes for some pods."""
+    alike = st.tuples(st.lists(MACHINES, min_size=1, max_size=3), st.lists(ANYWHERE, min_size=1, max_size=most))
+    ruled = st.tuples(
+        st.lists(RULED_MACHINES, min_size=1, max_size=3), st.lists(PODS_WANTED, min_size=1, max_size=most)
+    )
     return st.builds(
-        Scene,
-        st.lists(MACHINES, min_size=1, max_size=3),
-        st.lists(PODS_WANTED, min_size=1, max_size=most),
+        lambda both, *rest: Scene(*both, *rest),
+        alike | ruled,
         release,
         SEEDS,
         st.lists(foreign, max_size=3),

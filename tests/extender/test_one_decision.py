@@ -4,8 +4,10 @@ They name the same GPUs, the same cap and the same reason for each refusal (docs
 
 What each can be compared on:
 
-- the extender on everything, whether it answers all nodes that fit or, as the chart sets it, the best eight. Then
-  it says why other nodes do not fit only where none does.
+- the extender on everything, on the nodes that kube-scheduler asks it about: those that are not cordoned, whose
+  taints the pod tolerates, that it selects, and of which kubelet has enough shares. On the others `plan` says why
+  kube-scheduler does not ask. So it is whether the extender answers all nodes that fit or, as the chart sets it,
+  the best eight. Then it says why other nodes do not fit only where none does.
 - `plan` on everything. It is asked anew from the API's objects before each decision, as a user would ask it, or
   from files that `gpushare snapshot` wrote of them. No time passes for it: where pods may be on probation it goes
   on from its own first answer instead, and nothing happens to nodes once it was given.
@@ -44,12 +46,16 @@ from tests.extender.scenes import (
     PROBATIONS,
     WHOLE,
     Agents,
+    Ill,
+    Illness,
+    Machine,
     Scene,
     Wanted,
     add_foreign,
     add_machine,
     create,
     objects_of,
+    refused_by_scheduler,
     releases,
     scenes,
     troubled,
@@ -58,10 +64,19 @@ from tests.extender.scenes import (
 from gpushare.cli.explain import context_without
 from gpushare.cli.live import LiveCluster, cluster_of
 from gpushare.cli.plan import context_of, plan_one
+from gpushare.cli.scheduler_filters import SchedulerFilters
 from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import LearnedEffect, Rejection
 from gpushare.core.control import SILENT_SECONDS
-from gpushare.core.placement import DecisionContext, Placement, PlacementRequest, decide, survey
+from gpushare.core.placement import (
+    DecisionContext,
+    Placement,
+    PlacementRequest,
+    ProbationSettings,
+    Settings,
+    decide,
+    survey,
+)
 from gpushare.core.placement.policies import RELEARN_SECONDS, make
 from gpushare.data import default_model
 from gpushare.extender import Extender
@@ -76,7 +91,12 @@ from gpushare.sim.table_ours import LiveOnTable
 
 
 async def ask_extender(running: Any, name: str, nodes: list[str]) -> tuple[Any, dict[str, str]]:
-    """(node, GPUs, cap) after filter, prioritize and bind, or None; and the sentence of each node refused."""
+    """(node, GPUs, cap) after filter, prioritize and bind, or None; and the sentence of each node refused.
+
+    `nodes` are those that kube-scheduler has not refused itself; without any it does not ask.
+    """
+    if not nodes:
+        return None, {}
     found = await running.filter(name, nodes)
     refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})
     if not found["NodeNames"]:
@@ -178,6 +198,7 @@ class PlanArm:
     def __init__(self, cluster: Any, scene: Scene, files: Path, *, goes_on: bool) -> None:
         self._cluster, self._scene, self._files, self._goes_on = cluster, scene, files, goes_on
         self.live, self.context = self._read()
+        self._filters = SchedulerFilters(self.live.scheduler_nodes)
 
     def _read(self) -> tuple[LiveCluster, DecisionContext]:
         objects = objects_of(self._cluster, self._scene.release)
@@ -199,10 +220,14 @@ class PlanArm:
             self.context = replace(self.context, policy=make(self._scene.release.policy, {}))
         else:
             self.live, self.context = self._read()
+            self._filters = SchedulerFilters(self.live.scheduler_nodes)
         request = self.request_of(name)
-        elsewhere = survey(request, self.context).rejections()
-        by_explain = None if self._goes_on else decide(request, context_without(self.live, request))
-        decided = plan_one(request, self.context).decided
+        excluded = self._filters.excluded(request, self.context)
+        elsewhere = survey(request, self.context, excluded=excluded).rejections()
+        by_explain = None
+        if not self._goes_on:
+            by_explain = decide(request, context_without(self.live, request), excluded=excluded)
+        decided = plan_one(request, self.context, self._filters).decided
         assert by_explain in (None, decided)
         return decided, elsewhere
 
@@ -292,6 +317,7 @@ async def play(make_cluster: Any, serve_cluster: Any, scene: Scene, files: Path)
     simulated = simulate_cluster(scene, plan.live, requests)
     compares_fill = (
         scene.simulates
+        and scene.is_open
         and not any(each.percent for each in scene.foreign)
         and not any(illness.after == 0 for illness in scene.illnesses)
         and not any(left.is_over for each in scene.wanted for left in each.left)
@@ -308,10 +334,17 @@ async def play(make_cluster: Any, serve_cluster: Any, scene: Scene, files: Path)
             await fall_ill(scene if not goes_on else replace(scene, illnesses=()), agents, running, time, step)
             compares_fill = compares_fill and not any(each.after == step for each in scene.illnesses)
             by_plan, elsewhere = plan.decide(f"p{index}")
-            by_extender, refused = await ask_extender(running, f"p{index}", names)
+            before = {
+                name: refused_by_scheduler(cluster, name, scene.machines[place], index, scene.wanted[index])
+                for name, place in zip(names, order, strict=True)
+            }
+            asked = [name for name in names if not before[name]]
+            by_extender, refused = await ask_extender(running, f"p{index}", asked)
+            for name, why in before.items():
+                assert not why or (why == "shares" and name in elsewhere) or elsewhere[name].detail == why
             if not scene.best_nodes or by_extender is None:
                 assert {node: timeless(text) for node, text in refused.items()} == {
-                    node: timeless(plain(each.detail)) for node, each in elsewhere.items()
+                    node: timeless(plain(each.detail)) for node, each in elsewhere.items() if not before[node]
                 }
             if isinstance(by_plan, Rejection):
                 assert by_extender is None
@@ -411,6 +444,19 @@ def test_they_decide_alike_while_they_learn_the_mix(make_cluster, serve_cluster,
 def test_they_decide_alike_on_ill_nodes_and_about_retracted_pods(
     make_cluster, serve_cluster, monkeypatch, tmp_path, scene
 ):
+    check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
+
+
+@pytest.mark.parametrize("what", [Ill.GPU_FAILS, Ill.CORDONED])
+@pytest.mark.parametrize("by_snapshot", [False, True])
+def test_they_decide_alike_on_nodes_that_kube_scheduler_refuses(
+    make_cluster, serve_cluster, monkeypatch, tmp_path, what, by_snapshot
+):
+    """A GPU fails under its tenants: kubelet offers the other's shares, kube-scheduler counts the tenants too."""
+    pods = [Wanted(30, None, None, "stream", None, None)] * 5
+    illnesses = [Illness(3, 0, what)]
+    release = Settings("bestfit", probation=ProbationSettings(0.0))
+    scene = Scene([Machine(gpus=2)], pods, release, illnesses=illnesses, by_snapshot=by_snapshot)
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 

@@ -2,6 +2,7 @@ from decimal import Decimal
 
 import pytest
 
+from gpushare.core.api import CORDONED, Taint
 from gpushare.extender.reduce import parse_quantity, reduce_gpunode, reduce_node
 
 
@@ -66,3 +67,12 @@ def test_only_nodes_with_shares_are_of_interest():
     node["status"]["allocatable"]["gpushare.io/share"] = "200"
     view = reduce_node(node)
     assert (view.cpu_milli, view.memory_mib) == (64000, 1024)
+
+
+def test_a_cordoned_node_keeps_pods_out_before_it_has_the_taint():
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"gpushare.io/share": "100"}}}
+    reduced = reduce_node(
+        {**node, "spec": {"unschedulable": True, "taints": [{"key": "a", "effect": "NoExecute"}]}}
+    )
+    assert reduced is not None
+    assert reduced.taints == (CORDONED, Taint("a", "", "NoExecute"))

@@ -13,7 +13,8 @@ from gpushare.cli.explain_words import PodFacts, as_record, print_explanation
 from gpushare.cli.live import LiveCluster, Objects, cluster_of, read_objects
 from gpushare.cli.plan import context_of
 from gpushare.cli.records import Format, emit
-from gpushare.core.api import GpuNode, PodView, TenantStatus, gates_of, names, not_scheduled
+from gpushare.cli.scheduler_filters import SchedulerFilters
+from gpushare.core.api import GpuNode, NodeRules, PodView, TenantStatus, gates_of, names, not_scheduled
 from gpushare.core.placement import (
     DecisionContext,
     Explanation,
@@ -74,16 +75,19 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
         raise AbsentError(f"pod {view.key} cannot be explained: {why}")
     request, placed = mine
     nodes = [GpuNode.from_object(each) for each in objects.gpunodes]
+    request = replace(request, rules=NodeRules.from_spec(pod.get("spec") or {}))  # a running pod's too
+    context = context_without(cluster, request)
     share = cluster.shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
     found = explain(
         request,
-        context_without(cluster, request),
+        context,
         default_model,
         placed,
         defaults=cluster.settings.defaults,
         seen=_seen(nodes),
         share=share,
         happened=[_happening(event) for event in events if _is_ours(event)],
+        excluded=SchedulerFilters(cluster.scheduler_nodes).excluded(request, context),
     )
     gpu_names = {gpu.uuid: f"{node.name}/{gpu.index}" for node in nodes for gpu in node.status.gpus}
     return found, PodFacts(view, gpu_names, _waits_for(pod))

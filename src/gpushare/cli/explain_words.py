@@ -117,7 +117,9 @@ def elsewhere(found: Explanation) -> list[str]:
 
 def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
     """Return one object for programs."""
-    record = asdict(replace(found, request=replace(found.request, known=None, unprofiled=None), kept=None))
+    record = asdict(
+        replace(found, request=replace(found.request, known=None, unprofiled=None, rules=None), kept=None)
+    )
     record["kept"] = None
     if found.kept is not None:
         record["kept"] = {

@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
+from gpushare.cli.scheduler_filters import SchedulerNode
 from gpushare.core.admission import Defaults, ShareIndex
 from gpushare.core.api import (
     Decision,
@@ -25,6 +27,7 @@ from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.gpu import Health
 from gpushare.core.placement import (
     AGENT_AWAY,
+    MILLI_PER_PERCENT,
     GpuSpec,
     NodeSpec,
     Placement,
@@ -43,6 +46,11 @@ from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
 _OFFERED: Final = ("cpu", "memory", names.SHARE_RESOURCE)
+_ADDED_TOLERATIONS: Final = tuple(
+    {"key": f"node.kubernetes.io/{trouble}", "operator": "Exists", "effect": "NoExecute"}
+    for trouble in ("not-ready", "unreachable")
+)
+"""Tolerations that the API server adds to every pod by default (its plugin DefaultTolerationSeconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ class LiveCluster:
         silent: by node, the least seconds since its agent's last report; `AGENT_AWAY` if kubelet has no shares of
             healthy GPUs to give.
         read_at: when it was read, Unix time; None if that is not known.
+        scheduler_nodes: by name, the nodes as kube-scheduler sees them.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -108,10 +117,13 @@ class LiveCluster:
     undecided: tuple[UndecidedPod, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
     read_at: float | None = None
+    scheduler_nodes: Mapping[str, SchedulerNode] = field(default_factory=dict)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
-        view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
+        spec = pod.get("spec") or {}
+        spec = {**spec, "tolerations": [*(spec.get("tolerations") or ()), *_ADDED_TOLERATIONS]}
+        view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}, "spec": spec})
         memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
         return _request_of(view, self.shares, self.settings.defaults, memories)
 
@@ -145,10 +157,10 @@ def _whole(obj: Json) -> Json:
 
 
 def _reduced_node(obj: Json) -> Json:
-    allocatable = (obj.get("status") or {}).get("allocatable") or {}
+    allocatable, spec = (obj.get("status") or {}).get("allocatable") or {}, obj.get("spec") or {}
     return {
         "metadata": {"name": obj["metadata"]["name"], "labels": obj["metadata"].get("labels") or {}},
-        "spec": {"taints": (obj.get("spec") or {}).get("taints") or []},
+        "spec": {"taints": spec.get("taints") or [], "unschedulable": bool(spec.get("unschedulable"))},
         "status": {"allocatable": {key: allocatable[key] for key in _OFFERED if key in allocatable}},
     }
 
@@ -198,6 +210,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     offered = {
         node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes
     }
+    says_shares = _says_shares(objects)
     found: list[NodeSpec] = []
     unhealthy: set[str] = set()
     silent: dict[str, int] = {}
@@ -209,7 +222,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         cpu_taken, memory_taken = others.get(gpunode.name, [0, 0])
         gpus = sorted(gpunode.status.gpus, key=lambda gpu: gpu.index)
         unhealthy.update(gpu.uuid for gpu in gpus if gpu.health is not Health.HEALTHY)
-        if seconds := _silence(gpunode, allocatable, objects.read_at):
+        if seconds := _silence(gpunode, allocatable, objects.read_at, says_shares=says_shares):
             silent[gpunode.name] = seconds
         found.append(
             NodeSpec(
@@ -221,11 +234,13 @@ def cluster_of(objects: Objects) -> LiveCluster:
         )
     present = {gpu.uuid for node in found for gpu in node.gpus}
     kept = []
+    uncounted: Counter[str] = Counter()
     for request, placement in ours:
         if placement is not None and not present.issuperset(placement.gpu_uuids):
             notes.append(
                 f"pod {request.pod_uid} is left out: its GPU {placement.gpu_uuids[0]} is not in any GpuNode"
             )
+            uncounted[placement.node] += request.gpu_count * request.share_milli // MILLI_PER_PERCENT
             continue
         kept.append((request, placement))
     unfreezable = frozenset(node.name for node in gpunodes if not node.status.can_freeze)
@@ -241,7 +256,41 @@ def cluster_of(objects: Objects) -> LiveCluster:
         tuple(undecided),
         silent,
         objects.read_at,
+        _scheduler_nodes(objects, found, uncounted),
     )
+
+
+def _says_shares(objects: Objects) -> bool:
+    """Return whether the nodes' objects say which shares kubelet offers; an old snapshot's may not."""
+    return objects.read_at is not None or any(_shares_of(node) is not None for node in objects.nodes)
+
+
+def _shares_of(node: Json) -> int | None:
+    """Return the shares that kubelet offers on a node; None if its object names none."""
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(names.SHARE_RESOURCE)
+    return None if offered is None else int(parse_quantity(offered))
+
+
+def _scheduler_nodes(
+    objects: Objects, gpu_nodes: Sequence[NodeSpec], uncounted: Mapping[str, int]
+) -> dict[str, SchedulerNode]:
+    """Return the GPU nodes as kube-scheduler sees them.
+
+    Args:
+        uncounted: by node, the limits of pods that are left out.
+    """
+    by_name = {node["metadata"]["name"]: node for node in objects.nodes}
+    says_shares = _says_shares(objects)
+    found = {}
+    for spec in gpu_nodes:
+        node = by_name[spec.name]
+        found[spec.name] = SchedulerNode(
+            node["metadata"].get("labels") or {},
+            taints_of(node.get("spec") or {}),
+            _shares_of(node) if says_shares else len(spec.gpus) * names.SHARES_PER_GPU,
+            uncounted.get(spec.name, 0),
+        )
+    return found
 
 
 def _with_own_gpus(objects: Sequence[Json], notes: list[str]) -> list[GpuNode]:
@@ -264,13 +313,15 @@ def _with_own_gpus(objects: Sequence[Json], notes: list[str]) -> list[GpuNode]:
     return list(gpunodes.values())
 
 
-def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], read_at: float | None) -> int:
+def _silence(gpunode: GpuNode, allocatable: Mapping[str, Any], read_at: float | None, *, says_shares: bool) -> int:
     """Return the least seconds since the agent's last report, as the extender counts them; 0 if it reports.
 
-    The extender watches the agent's pod; here kubelet's count of shares stands for it.
+    The extender watches the agent's pod; here kubelet's count of shares stands for it. Nor does the extender count
+    a node where kubelet has never had shares.
     """
+    offered = allocatable.get(names.SHARE_RESOURCE)
     is_any_healthy = any(gpu.health is Health.HEALTHY for gpu in gpunode.status.gpus)
-    if is_any_healthy and str(allocatable.get(names.SHARE_RESOURCE)) == "0":
+    if (offered is None and says_shares) or (is_any_healthy and str(offered) == "0"):
         return AGENT_AWAY
     observed_at = gpunode.status.observed_at
     is_late = read_at is not None and observed_at and read_at - unix_seconds(observed_at) > SILENT_SECONDS
@@ -311,7 +362,7 @@ def _request_of(
         queued_at=unix_seconds(pod.created_at) if pod.created_at else math.inf,
         gpu_memories_mib=gpu_memories_mib,
     )
-    return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key)
+    return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key, rules=pod.rules)
 
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:

@@ -39,6 +39,7 @@ def read_manifests(
                 continue
             try:
                 _check_amounts(pod["spec"])
+                _check_texts(pod["spec"])
                 request = request_of(pod)
             except KeyError as error:
                 raise UsageError(
@@ -66,6 +67,37 @@ def _check_amounts(spec: Mapping[str, Any]) -> None:
                 for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
                     if parse_quantity(amount) < 0:
                         raise ValueError(f"{resource}: {amount!r} is less than nothing")
+
+
+def _check_texts(spec: Mapping[str, Any]) -> None:
+    """Refuse labels and taints that are not text, such as an unquoted `true`, as the API server does.
+
+    Raises:
+        ValueError: one is not text.
+    """
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    expressions = [
+        each
+        for term in affinity.get("nodeSelectorTerms") or ()
+        for kind in ("matchExpressions", "matchFields")
+        for each in term.get(kind) or ()
+    ]
+    texts = [
+        *(("nodeSelector", value) for value in (spec.get("nodeSelector") or {}).values()),
+        *(("nodeAffinity", value) for each in expressions for value in (each["key"], each["operator"])),
+        *(("nodeAffinity", value) for each in expressions for value in each.get("values") or ()),
+        *(
+            ("tolerations", value)
+            for each in spec.get("tolerations") or ()
+            for key, value in each.items()
+            if key != "tolerationSeconds" and value is not None
+        ),
+    ]
+    for where, value in texts:
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: {value!r} is not text: write it in quotes")
 
 
 def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:

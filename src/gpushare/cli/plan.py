@@ -1,7 +1,8 @@
 """`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it.
 
 The mix of pods to expect is learnt from the pods of this moment. The extender learns a change of it within half a
-minute; until then it may rank GPUs that all fit in another order.
+minute; until then it may rank GPUs that all fit in another order. Nodes that kube-scheduler would not ask the
+extender about are refused with kube-scheduler's reason.
 """
 
 import json
@@ -22,6 +23,7 @@ from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
+from gpushare.cli.scheduler_filters import SchedulerFilters
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
 from gpushare.cli.snapshot import believing, read_snapshot
@@ -116,8 +118,9 @@ def plan(
     for note in cluster.notes:
         notes().print(note)
     packing = context_of(cluster, asked, policy=policy, seed=seed)
+    filters = SchedulerFilters(cluster.scheduler_nodes)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
+        lines = [plan_one(request, packing, filters) for request in bar.track(asked, description="placing")]
     if as_json:
         typer.echo(json.dumps({"policy": packing.policy.name, "pods": [line.as_json() for line in lines]}))
     else:
@@ -126,10 +129,11 @@ def plan(
         raise typer.Exit(1)
 
 
-def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
+def plan_one(request: PlacementRequest, context: DecisionContext, filters: SchedulerFilters) -> Line:
     """Place one pod and reserve its place for the pods after it; a running pod of the same name stays."""
-    found = survey(request, context)
-    decided = decide(request, context)
+    excluded = filters.excluded(request, context)
+    found = survey(request, context, excluded=excluded)
+    decided = decide(request, context, excluded=excluded)
     if isinstance(decided, Placement):
         uid = f"plan-{len(context.state.reservations)}/{request.pod_uid}"
         context.state.reserve(uid, decided, replace(request, pod_uid=uid))

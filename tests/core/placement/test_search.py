@@ -5,9 +5,11 @@ from deciding import candidates, choose, context_of, place
 from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import FaultDomain
 from gpushare.core.interference import Profile
-from gpushare.core.placement.decide import decide
+from gpushare.core.placement.decide import decide, survey
+from gpushare.core.placement.explanation import elsewhere_of
 from gpushare.core.placement.known import KnownWorkload
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement.policies import BestFit, GpuShareFit, RandomFit
+from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.twin.contention import WORKLOADS
 
@@ -70,6 +72,40 @@ def test_every_node_says_why(request_: PlacementRequest, reason: Reason) -> None
     refused = choose(request_, state, BestFit(), "a")
     assert isinstance(refused, Rejection)
     assert refused.reason is reason
+
+
+CORDONED = Rejection(Reason.NODE_CORDONED, "it is cordoned")
+TAINTED = Rejection(Reason.NODE_TAINT, "it has the taint a:NoSchedule, which the pod does not tolerate")
+
+
+@pytest.mark.parametrize("policy", [BestFit(), GpuShareFit(), RandomFit(np.random.default_rng(3))])
+def test_a_node_that_kube_scheduler_refuses_is_never_chosen_and_says_why(policy: PlacementPolicy) -> None:
+    state = ClusterState([node("a"), node("b"), node("c")])
+    put(state, ask("tenant", 50))  # so that node a is the best but for chance
+    context = context_of(state, policy)
+    for _ in range(5):
+        placed = decide(ask("x", 20), context, excluded={"a": CORDONED, "b": TAINTED})
+        assert isinstance(placed, Placement)
+        assert placed.node == "c"
+    found = survey(ask("x", 20), context, excluded={"a": CORDONED, "b": TAINTED, "unknown": TAINTED})
+    assert found.nodes == ["c"]
+    assert found.rejections() == {"a": CORDONED, "b": TAINTED, "unknown": TAINTED}
+    assert [(each.rejection, each.nodes) for each in elsewhere_of(found)] == [(TAINTED, 2), (CORDONED, 1)]
+    assert survey(ask("x", 20), context).nodes == ["a", "b", "c"], "nothing of it is remembered"
+    assert isinstance(decide(ask("x", 20), context), Placement)
+
+
+def test_where_only_refused_nodes_have_room_the_summary_is_about_the_others() -> None:
+    state = ClusterState([node("a"), node("b")])
+    full = [put(state, ask(name, 100)) for name in ("one", "two")]
+    assert {each.node for each in full} == {"a"}
+    context = context_of(state, BestFit())
+    assert decide(ask("x", 20), context, excluded={"b": CORDONED}) == Rejection(
+        Reason.SHARE, "fits on none of 2 nodes; on the 1 closest: needs 20% of one GPU, the freest has 0% free"
+    )
+    assert decide(ask("x", 20), context, excluded={"b": TAINTED, "a": CORDONED, "c": CORDONED}) == Rejection(
+        Reason.NODE_CORDONED, "fits on none of 3 nodes; on 2 of them: it is cordoned"
+    )
 
 
 def test_who_asks_for_no_cpu_is_not_refused_for_the_cpu_that_others_request_too_much_of() -> None:

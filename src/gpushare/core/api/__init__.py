@@ -13,7 +13,7 @@ from gpushare.core.api.names import (
     MAX_CLIENTS_PER_POD,
     SHARES_PER_GPU,
 )
-from gpushare.core.api.node_rules import NodeRules, Taint, taints_of
+from gpushare.core.api.node_rules import CORDONED, NodeRules, Taint, taint_refusal, taints_of
 from gpushare.core.api.objects import (
     MOST_NEIGHBOURS_ENDED,
     Ceilings,
@@ -84,6 +84,7 @@ from gpushare.core.api.workload_signature import (
 __all__ = [
     "API_VERSION",
     "AUTO",
+    "CORDONED",
     "HOST_DIRECTORY",
     "LEAST_PROCESS_PERCENT",
     "LONGER_WINDOW",
@@ -167,6 +168,7 @@ __all__ = [
     "share_limit_of",
     "shortest_probe_seconds",
     "shown",
+    "taint_refusal",
     "taints_of",
     "to_json",
     "values_of_variable",

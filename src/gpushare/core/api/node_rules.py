@@ -1,14 +1,22 @@
 """The nodes that a pod allows itself: its node selector, required node affinity and tolerations.
 
-kube-scheduler evaluates these rules. They are repeated here only to keep a GPU for a waiting pod that
-kube-scheduler does not ask us about, because by its own count every node has too few shares.
+kube-scheduler evaluates these rules before it asks the extender. They are repeated here where nobody has asked it:
+to keep a GPU for a waiting pod although by kube-scheduler's own count every node has too few shares, and in
+`gpushare plan` and `explain`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from gpushare.core.api.rejection import Reason, Rejection
+
 _KEEPS_PODS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_MOST: Final = 2**63
+"""What fits 64 bits and `_INTEGER` are the numbers that kube-scheduler can compare; Python's int takes more."""
+_NAME_FIELD: Final = "metadata.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,14 @@ class Taint:
     key: str
     value: str
     effect: str
+
+    def __str__(self) -> str:
+        """Return it as kubectl writes it."""
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+CORDONED: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+"""The taint of a cordoned node; kube-scheduler asks whether a pod tolerates it even before the node has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +70,57 @@ class NodeRules:
             ),
         )
 
-    def allow(self, name: str, labels: Mapping[str, str], taints: tuple[Taint, ...]) -> bool:
+    def allow(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> bool:
         """Return whether the pod may run on a node."""
-        if any(labels.get(key) != value for key, value in self.selector):
-            return False
-        if self.terms is not None and not any(
+        return (
+            all(labels.get(key) == value for key, value in self.selector)
+            and self._fits_affinity(name, labels)
+            and self._untolerated(taints) is None
+        )
+
+    def refusal(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> Rejection | None:
+        """Return why the pod may not run on a node, the reason that kube-scheduler finds first; None if it may."""
+        if (taint := self._untolerated(taints)) is not None:
+            return taint_refusal(taint)
+        missed = [f"{key}={value}" for key, value in self.selector if labels.get(key) != value]
+        if missed:
+            return Rejection(
+                Reason.NODE_LABELS,
+                f"its labels do not match the pod's nodeSelector, which wants {', '.join(missed)}",
+            )
+        if not self._fits_affinity(name, labels):
+            return Rejection(Reason.NODE_LABELS, "it does not match the pod's required node affinity")
+        return None
+
+    def _fits_affinity(self, name: str, labels: Mapping[str, str]) -> bool:
+        return self.terms is None or any(
             term and all(_holds(each, name, labels) for each in term) for term in self.terms
-        ):
-            return False
-        return all(any(_tolerates(each, taint) for each in self.tolerations) for taint in taints)
+        )
+
+    def _untolerated(self, taints: Sequence[Taint]) -> Taint | None:
+        """Return the first taint that the pod does not tolerate."""
+        return next(
+            (taint for taint in taints if not any(_tolerates(each, taint) for each in self.tolerations)), None
+        )
+
+
+def taint_refusal(taint: Taint) -> Rejection:
+    """Return the refusal of a node for a taint that the pod does not tolerate."""
+    if taint == CORDONED:
+        return Rejection(Reason.NODE_CORDONED, "it is cordoned")
+    return Rejection(Reason.NODE_TAINT, f"it has the taint {taint}, which the pod does not tolerate")
 
 
 def taints_of(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
-    """Return a node's taints that keep pods out, from its spec."""
-    return tuple(
+    """Return a node's taints that keep pods out, from its spec; that of a cordoned node first."""
+    taints = (
         Taint(each.get("key") or "", each.get("value") or "", each["effect"])
         for each in spec.get("taints") or ()
         if each.get("effect") in _KEEPS_PODS_OUT
     )
+    if not spec.get("unschedulable"):
+        return tuple(taints)
+    return CORDONED, *(taint for taint in taints if taint != CORDONED)
 
 
 def _term(term: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...], bool], ...]:
@@ -84,7 +133,9 @@ def _term(term: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...], boo
 
 def _holds(rule: tuple[str, str, tuple[str, ...], bool], name: str, labels: Mapping[str, str]) -> bool:
     key, operator, values, is_field = rule
-    value = name if is_field else labels.get(key)
+    value = labels.get(key)
+    if is_field:
+        value = name if key == _NAME_FIELD else None
     match operator:
         case "In":
             return value in values
@@ -95,19 +146,26 @@ def _holds(rule: tuple[str, str, tuple[str, ...], bool], name: str, labels: Mapp
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            try:
-                difference = int(value or "") - int(values[0])
-            except (ValueError, IndexError):
+            number, bound = _integer(value), _integer(values[0] if len(values) == 1 else None)
+            if number is None or bound is None:
                 return False
-            return difference > 0 if operator == "Gt" else difference < 0
+            return number > bound if operator == "Gt" else number < bound
         case _:
             return False
 
 
+def _integer(text: str | None) -> int | None:
+    """Return the whole number that a label or a bound is; None if kube-scheduler takes it for none."""
+    if text is None or not _INTEGER.fullmatch(text):
+        return None
+    return number if -_MOST <= (number := int(text)) < _MOST else None
+
+
 def _tolerates(toleration: tuple[str, str, str, str], taint: Taint) -> bool:
+    """Return whether a toleration matches a taint; the operators Gt and Lt, an alpha feature, match none."""
     key, operator, value, effect = toleration
     if effect and effect != taint.effect:
         return False
-    if not key:
-        return operator == "Exists"
-    return key == taint.key and (operator == "Exists" or value == taint.value)
+    if operator == "Exists":
+        return not key or key == taint.key
+    return operator == "Equal" and bool(key) and key == taint.key and value == taint.value

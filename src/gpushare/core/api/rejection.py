@@ -5,7 +5,11 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Reason for which a request or placement was refused; the label `reason` of metrics."""
+    """Reason for which a request or placement was refused; the label `reason` of metrics.
+
+    Only `gpushare plan` and `explain` refuse a node by its cordon, taints, labels or kubelet's count of shares:
+    kube-scheduler does so before it asks the extender.
+    """
 
     INVALID_ANNOTATION = "InvalidAnnotation"
     NO_GPUS = "NoGpus"
@@ -21,6 +25,10 @@ class Reason(StrEnum):
     FAULT_DOMAIN = "FaultDomain"
     KEPT = "KeptForAnother"
     PROBATION = "Probation"
+    NODE_CORDONED = "NodeCordoned"
+    NODE_TAINT = "NodeTaint"
+    NODE_LABELS = "NodeLabels"
+    SHARES_NOT_OFFERED = "SharesNotOffered"
     CONFLICT = "Conflict"
     TOO_MANY_GPUSHARES = "TooManyGpuShares"
 

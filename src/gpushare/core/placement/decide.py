@@ -4,6 +4,7 @@ Everything that asks where a pod goes calls `decide` or `survey`: filter, priori
 extender, `gpushare plan`, and both simulators. They differ only in where the state comes from.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -23,7 +24,7 @@ from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, P
 from gpushare.core.placement.settings import DEFAULT_RESERVE_AFTER_SECONDS, Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
 from gpushare.core.placement.standing_back import Barred, StandingBack, barred_for
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement.state import ClusterState, IntArray
 from gpushare.core.placement.whatif import WaitingPod, WhatIf
 
 
@@ -120,12 +121,14 @@ def decide(
     *,
     node: str | None = None,
     preferred_gpus: Sequence[str] | None = None,
+    excluded: Mapping[str, Rejection] | None = None,
 ) -> Placement | Rejection:
     """Decide where a pod goes in the present state; reserve nothing.
 
     Args:
         node: the node that kube-scheduler chose; None for the best of all nodes.
         preferred_gpus: taken instead of the policy's choice if they fit and every promise on them can be kept.
+        excluded: by node, why kube-scheduler would not ask about it; for views that kube-scheduler has not asked.
     """
     state, shape = context.state, request.shape
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
@@ -135,7 +138,9 @@ def decide(
     # 3. How nodes rank: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     ranking = policy.ranking
-    row = _best_row(state, ranking, shape) if node is None else _row_of(state, ranking, shape, node)
+    row = (
+        _best_row(state, ranking, shape, excluded or {}) if node is None else _row_of(state, ranking, shape, node)
+    )
     if isinstance(row, Rejection):
         return row
     # 4. Which GPU: the policy's choice among the node's GPUs that passed 1 and 2.
@@ -159,19 +164,24 @@ def decide(
 
 
 def survey(
-    request: PlacementRequest, context: DecisionContext, node_names: Iterable[str] | NodeList | None = None
+    request: PlacementRequest,
+    context: DecisionContext,
+    node_names: Iterable[str] | NodeList | None = None,
+    *,
+    excluded: Mapping[str, Rejection] | None = None,
 ) -> Candidates:
     """Take steps 1 to 3 of the decision for many nodes: return those that fit with scores, and why others do not.
 
     Args:
-        node_names: the nodes to consider; default: all.
+        node_names: the nodes to consider; default: all but the excluded ones.
+        excluded: by node, why kube-scheduler would not ask about it; without effect on `node_names`.
     """
     state, shape = context.state, request.shape
     policy = context.policy_for(request).ranking
     found = scores(state, policy, shape)
     if node_names is None:
-        rows = np.flatnonzero(state.alive)
-        return Candidates(state, policy, shape, rows, found[rows])
+        rows = _considered(state, excluded or {})
+        return Candidates(state, policy, shape, rows, found[rows], excluded=excluded)
     asked = node_names if isinstance(node_names, NodeList) else NodeList(list(node_names))
     rows, unknown = asked.rows(state)
     return Candidates(state, policy, shape, rows, found.take(rows), unknown=unknown)
@@ -182,14 +192,33 @@ def cap_of(request: PlacementRequest) -> int:
     return thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class)
 
 
-def _best_row(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> int | Rejection:
+def _considered(state: ClusterState, excluded: Mapping[str, Rejection]) -> IntArray:
+    """Return the rows of all nodes that are not excluded."""
+    if not excluded:
+        return np.flatnonzero(state.alive)
+    considered = state.alive.copy()
+    considered[_rows_of(state, excluded)] = False
+    return np.flatnonzero(considered)
+
+
+def _rows_of(state: ClusterState, names: Iterable[str]) -> IntArray:
+    """Return the rows of those of these nodes that the state knows."""
+    return np.array([row for row in state.rows(names) if row is not None], np.int64)
+
+
+def _best_row(
+    state: ClusterState, policy: PlacementPolicy, shape: Shape, excluded: Mapping[str, Rejection]
+) -> int | Rejection:
     """Return the row that the policy chooses among all that fit, or one refusal for the whole cluster."""
     found = scores(state, policy, shape)
+    if excluded:
+        found = found.copy()
+        found[_rows_of(state, excluded)] = -np.inf
     if len(found):
         row = policy.select(found)
         if found[row] > -np.inf:
             return row
-    return _nowhere(state, policy, shape)
+    return _nowhere(state, policy, shape, excluded)
 
 
 def _row_of(state: ClusterState, policy: PlacementPolicy, shape: Shape, node: str) -> int | Rejection:
@@ -206,9 +235,19 @@ def _row_of(state: ClusterState, policy: PlacementPolicy, shape: Shape, node: st
     return row
 
 
-def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Rejection:
-    """Return one refusal for a request that fits no node: by the judge if there is room, else by figures."""
-    rows = np.flatnonzero(state.alive)
+def _nowhere(
+    state: ClusterState, policy: PlacementPolicy, shape: Shape, excluded: Mapping[str, Rejection]
+) -> Rejection:
+    """Return one refusal for a request that fits no node.
+
+    It is the judge's if there is room on a node that is not excluded, else by the figures of those nodes, and the
+    commonest reason of the excluded ones if there are no others.
+    """
+    rows = _considered(state, excluded)
+    nodes = len(rows) + len(excluded)
+    if excluded and not len(rows):
+        why, count = Counter(excluded.values()).most_common(1)[0]
+        return Rejection(why.reason, f"fits on none of {nodes} nodes; on {count} of them: {why.detail}")
     if policy.is_choosy and len(rows):
         with_room = rows[fit(state, shape, rows)[0]]
         if len(with_room):
@@ -219,10 +258,10 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
             commonest = int(groups[int((counts[groups] == counts.max()).argmax())])
             return Rejection(
                 rejections[commonest].reason,
-                f"fits on none of {len(rows)} nodes; on {int((groups == commonest).sum())} of the "
+                f"fits on none of {nodes} nodes; on {int((groups == commonest).sum())} of the "
                 f"{len(with_room)} with room: {rejections[commonest].detail}",
             )
-    return summarize(state, shape)
+    return summarize(state, shape, nodes, rows)
 
 
 def _preferred(

@@ -138,6 +138,7 @@ def explain(
     seen: Mapping[str, TenantStatus] | None = None,
     share: GpuShare | None = None,
     happened: Iterable[Happening] = (),
+    excluded: Mapping[str, Rejection] | None = None,
 ) -> Explanation:
     """Explain one pod.
 
@@ -147,9 +148,10 @@ def explain(
         seen: by namespace/name, the agents' measurements of the tenants on the pod's GPUs.
         share: the pod's GpuShare, for its retractions.
         happened: events about the pod.
+        excluded: by node, why kube-scheduler would not ask about it for this pod.
     """
     # 1. Make the same decision again, as if the pod arrived now.
-    found, now = survey(request, context), decide(request, context)
+    found, now = survey(request, context, excluded=excluded), decide(request, context, excluded=excluded)
     # 2. Compare: would it go there again, and is another node better by now?
     standing, better = _standing(found, placed, now)
     # 3. Its neighbours: what each was promised, what the model predicts for the set, what was measured.
@@ -161,17 +163,18 @@ def explain(
     )
     # 4. What was done, and why not elsewhere.
     done = sorted((*happened, *_retractions(share)), key=lambda each: each.at)
+    elsewhere = elsewhere_of(found)
     return Explanation(
         request,
         context.policy.name,
         placed,
         now,
         standing,
-        int(context.state.alive.sum()),
+        len(found.nodes) + sum(each.nodes for each in elsewhere),
         len(found.nodes),
         better,
         gpus,
-        elsewhere_of(found),
+        elsewhere,
         tuple(done),
         next((each for each in context.kept if each.pod.request.pod_uid == request.pod_uid), None),
         _profiling(request, context, place, is_placed=placed is not None),

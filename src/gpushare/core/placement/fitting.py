@@ -122,12 +122,20 @@ def grouped_refusals(state: ClusterState, shape: Shape, rows: IntArray) -> tuple
     return [_rejection_of(shape, code) for code in codes.tolist()], inverse
 
 
-def summarize(state: ClusterState, shape: Shape) -> Rejection:
-    """Return one refusal for a request that fits no node: the reason of the nodes that come closest."""
+def summarize(
+    state: ClusterState, shape: Shape, nodes: int | None = None, rows: IntArray | None = None
+) -> Rejection:
+    """Return one refusal for a request that fits no node: the reason of the nodes that come closest.
+
+    Args:
+        nodes: number of nodes to speak of; default: all of the state.
+        rows: those among which the closest are found; default: all.
+    """
     codes = _codes(state, shape)
-    nodes = int(state.alive.sum())
+    nodes = int(state.alive.sum()) if nodes is None else nodes
     if not nodes:
         return Rejection(Reason.NO_GPUS, "the cluster has no nodes with GPUs that gpushare manages")
+    codes = codes if rows is None else codes.take(rows)
     closest = int(codes.max())
     as_close = int(((codes >> _FIGURE_BITS) == closest >> _FIGURE_BITS).sum())
     best = _rejection_of(shape, closest)

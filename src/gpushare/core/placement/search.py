@@ -6,7 +6,7 @@ GPUs on the chosen one; it never searches. Scores are cached per policy and shap
 changed are ranked again, so that a decision costs about the same on 100 nodes and on 10,000.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, Self, runtime_checkable
 from weakref import ref
 
@@ -159,12 +159,15 @@ class Candidates:
         scores: FloatArray,
         *,
         unknown: Sequence[str] = (),
+        excluded: Mapping[str, Rejection] | None = None,
     ) -> None:
         fitting = scores > -np.inf
         self._state, self._policy, self._shape = state, policy, shape
         self._refused_rows = rows[~fitting]
         self.unknown = unknown
         """Requested names that are not GPU nodes."""
+        self.excluded = excluded or {}
+        """Nodes that kube-scheduler refuses before it asks about the others."""
         self.rows: IntArray = rows[fitting]
         self.scores: FloatArray = scores[fitting]
         """One score for each of `nodes`, higher is better."""
@@ -200,10 +203,14 @@ class Candidates:
         names = self._state.node_names_of(rows)
         found = {name: different[group] for name, group in zip(names, groups.tolist(), strict=True)}
         found.update((name, UNKNOWN_NODE) for name in self.unknown)
+        found.update(self.excluded)
         return found
 
     def grouped_rejections(self) -> tuple[IntArray, list[Rejection], IntArray]:
-        """Return the rows that do not fit, the distinct refusals, and each row's index into these."""
+        """Return the rows that do not fit, the distinct refusals, and each row's index into these.
+
+        Unknown and excluded nodes are not among them.
+        """
         state, shape, rows = self._state, self._shape, self._refused_rows
         different, groups = grouped_refusals(state, shape, rows)
         if self._policy.is_choosy and len(rows):

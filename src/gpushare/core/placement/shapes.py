@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpushare.core.admission import Defaults
-from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
+from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, NodeRules, names
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled
 from gpushare.core.placement.known import KnownWorkload
@@ -58,6 +58,7 @@ class PlacementRequest:
         queued_at: since when it could be placed, in seconds of the caller's clock; inf if it arrives now. Only
             decides which pods it must stand back for.
         is_auto: whether its share was chosen by `auto` (`gpushare.core.progress.promise_of`).
+        rules: the pod's own rules on nodes, for views that kube-scheduler has not asked; None if not known.
     """
 
     pod_uid: str
@@ -77,6 +78,7 @@ class PlacementRequest:
     priority: int = field(default=0, compare=False)
     queued_at: float = field(default=math.inf, compare=False)
     is_auto: bool = field(default=False, compare=False)
+    rules: NodeRules | None = field(default=None, compare=False, repr=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """The part that decides where it can go; requests of one shape are interchangeable to the engine."""
 
