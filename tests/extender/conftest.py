@@ -163,6 +163,7 @@ def options(**changes: Any) -> ExtenderOptions:
         "settings": Settings(gpu_memory_reserve_mib=0),
         "fence_timeout_seconds": 10.0,
         "log_level": "INFO",
+        "unseen_seconds": 0.0,  # a cluster of this machine has kube-schedulers that a test would end
     }
     return ExtenderOptions(**values | changes)
 
