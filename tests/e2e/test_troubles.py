@@ -28,6 +28,7 @@ from livecluster import (
     without,
 )
 from tests.e2e.test_upgrade import kubelet_has, replace_hosts, upgrade
+from tests.e2e.test_views import metrics
 from waiting import WAITS, idle, waits, why
 
 from gpushare.mps.freezer import CgroupFreezer
@@ -134,6 +135,10 @@ def test_an_agent_that_reaches_no_api_server_is_silent(space: Namespace, cluster
     space.create(idle(space, "runs", "0.3"))
     space.running("runs")
     (agent,) = part("agent")
+
+    def knows_silence(pod: Json) -> bool:
+        return "\ngpushare_extender_silent_nodes 1.0\n" in metrics(cluster, pod, 9090)
+
     try:
         cuts.lose_from(agent["status"]["podIP"])
 
@@ -143,6 +148,8 @@ def test_an_agent_that_reaches_no_api_server_is_silent(space: Namespace, cluster
             return conditions["PromiseKept"] == "AgentSilent"
 
         wait_for("AgentSilent of the promise", is_unknown, seconds=300, every=2)
+        # Each part counts the seconds itself: a pod that comes in between is still bound there.
+        wait_for("every extender knowing it", lambda: all(map(knows_silence, part("scheduler"))), every=1)
         space.create(idle(space, "late", "0.3"))
         waits(space, "late", "the node's agent has not reported for more than 150 s", seconds=120)
         assert space.get("runs")["status"]["phase"] == "Running"
