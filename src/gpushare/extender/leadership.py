@@ -10,7 +10,7 @@ from gpushare.kube import LEASES, Api, ApiError, NotFound
 
 _log = logging.getLogger(__name__)
 SURE_SECONDS: Final = 2.0
-"""kube-scheduler still leads so long after a question: a replica takes the lease over after at least as long."""
+"""Questions within it are of one term: kube-scheduler cannot lose its lease and get it back meanwhile."""
 ANSWER_SECONDS: Final = 1.0  # a question does not wait longer for the lease
 
 LeaderTerm = tuple[str, int]

@@ -39,7 +39,7 @@ HUNG_SECONDS: Final = 60.0  # far above any step; learning runs in another threa
 STOOD_STILL_SECONDS: Final = 10.0
 """If this process stood still for longer, another replica may hold kube-scheduler's lease of 15 s and bind too."""
 CATCH_UP_SECONDS: Final = 10.0
-"""The longest that a question waits for the pods after a change of the leader; reading 20,000 takes some 4 s."""
+"""The longest that a question waits for the pods after a change of the leader; kube-scheduler allows 30 s."""
 QUIET_SECONDS: Final = 0.5  # full garbage collections wait until kube-scheduler has asked nothing for this long
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # with the defaults, reading a large cluster takes twice as long
 
