@@ -10,7 +10,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
-from multiprocessing import active_children
 from pathlib import Path
 
 import typer
@@ -20,6 +19,7 @@ from rich.table import Table
 from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
+from gpushare.cli.interruption import Interruption, end_children
 from gpushare.core.placement import Settings
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import DatasetError, parse
@@ -71,14 +71,20 @@ def table_jobs(
         running = bar.add_task("simulating", total=len(tasks))
         try:
             if processes > 1:
-                with ProcessPoolExecutor(processes, initializer=_end_at_once) as pool:
+                with (
+                    Interruption() as interruption,
+                    ProcessPoolExecutor(processes, initializer=_end_at_once) as pool,
+                ):
                     try:
-                        for each in [pool.submit(_run, task) for task in tasks]:
+                        futures = []
+                        for task in tasks:
+                            futures.append(pool.submit(_run, task))
+                            interruption.check()
+                        for each in futures:
                             runs.append(each.result())
                             bar.advance(running)
                     except KeyboardInterrupt:  # the pool would wait for running work, which may take minutes
-                        for child in active_children():
-                            child.terminate()
+                        end_children()
                         raise
                     except SimulationError:
                         pool.shutdown(wait=False, cancel_futures=True)
