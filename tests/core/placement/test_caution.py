@@ -16,7 +16,7 @@ from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Profile, ProfileError, cap_progress, promised_progress
 from gpushare.core.placement.caution import cautious
 from gpushare.core.placement.decide import DecisionContext, decide, survey
-from gpushare.core.placement.forecasts import ForecastTable, Member
+from gpushare.core.placement.forecasts import MOST_STOPPING, ForecastTable, Member, SetForecasts
 from gpushare.core.placement.judge import Judge, rows_of
 from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.policies import BestFit, GpuShareFit
@@ -272,3 +272,24 @@ def test_a_judge_that_has_seen_much_says_what_a_new_one_says():
             assert seen.nodes == again.nodes
             assert seen.scores == pytest.approx(again.scores, abs=1e-4)
             assert seen.rejections() == again.rejections()
+
+
+@pytest.mark.parametrize("places", [2, 3, 5, MOST_STOPPING])
+def test_a_set_is_judged_alike_however_large_those_beside_it_are(places):
+    names, share = sorted(WORKLOADS), 100 // places
+    table = ForecastTable(default_model())
+    members = [
+        Member(name, share, JobClass.THROUGHPUT, slowdown, share, profile=Profile(WORKLOADS[name].solo))
+        for name in names
+        for slowdown in (1.5, 3.0, 9.0, 30.0)
+    ]
+    generator = np.random.default_rng(places)
+    sets = [generator.choice(len(members), places).tolist() for _ in range(300)]
+    sets = [[members[at] for at in each] for each in sets]
+    index = rows_of(table, sets)
+    alone, without = table.forecast(index), table.forecast(index, stops=False)
+    assert (alone.least > without.least).any()  # somebody is stopped
+    large = rows_of(table, [*sets, members[: MOST_STOPPING + 4]])
+    among = table.forecast(large)
+    for name in SetForecasts.__slots__:
+        assert getattr(among, name)[:-1].tolist() == pytest.approx(getattr(alone, name).tolist()), name

@@ -152,9 +152,9 @@ class ForecastTable:
         floors = np.where(present, self.floors[index], 0.0)
         expected, judged = self._predict(index)
         unaided = are_kept(expected - UNAIDED * (expected - judged), floors)
-        broken = np.flatnonzero(unaided & ~are_kept(judged, floors))
-        if stops and len(broken) and index.shape[1] <= MOST_STOPPING:
-            self._stop(index, broken, floors, judged)
+        if stops:
+            is_broken = unaided & ~are_kept(judged, floors)
+            self._stop(index, np.flatnonzero(is_broken & (present.sum(axis=1) <= MOST_STOPPING)), floors, judged)
         ratio = np.where(present, judged / np.maximum(floors, _LEAST), np.inf)
         worst = ratio.argmin(axis=1)
         lines = np.arange(len(index))
@@ -189,8 +189,13 @@ class ForecastTable:
         )
 
     def _stop(self, index: IntArray, broken: IntArray, floors: FloatArray, judged: FloatArray) -> None:
-        """Let tenants above their promise be stopped in the sets with a broken one; updates `judged` in place."""
-        some, places = index[broken], index.shape[1]
+        """Let tenants above their promise be stopped in the sets with a broken one; updates `judged` in place.
+
+        The sets are packed first: what is tried for one must not depend on how large the others are.
+        """
+        packed = np.argsort(index[broken] < 0, axis=1, kind="stable")[:, :MOST_STOPPING]
+        some = np.take_along_axis(index[broken], packed, axis=1)
+        places = some.shape[1]
         can_stop = np.where(some >= 0, self._can_stop[some], False)
         lines, stopped = np.nonzero(can_stop)
         if not len(lines):
@@ -199,7 +204,8 @@ class ForecastTable:
         fewer[np.arange(len(lines)), stopped] = -1
         without = np.zeros((len(some), places, places))
         without[lines, stopped] = self._predict(fewer)[1]
-        judged[broken] = with_stops(judged[broken], without, floors[broken], can_stop)
+        mine = broken[:, None]
+        judged[mine, packed] = with_stops(judged[mine, packed], without, floors[mine, packed], can_stop)
 
 
 def _stacked(above: IntArray, below: IntArray, more: int) -> IntArray:
