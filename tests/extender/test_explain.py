@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpushare.extender.explain import AGAIN_SECONDS, Explainer
-from gpushare.kube import EVENTS, PODS, AlreadyExists
+from gpushare.kube import EVENTS, NODES, PODS, AlreadyExists
 
 SHORT = {
     "type": "PodScheduled",
@@ -75,6 +75,27 @@ async def test_a_changed_answer_is_told_after_a_while_and_none_once_it_fits(runn
     clock.now += AGAIN_SECONDS
     await explainer.round()
     assert len(events.by_name) == 1
+
+
+async def test_room_on_a_node_where_the_pod_may_not_run_is_no_room_for_it(running: Any, cluster: Any) -> None:
+    await fill(running, cluster)
+    cluster.add_node("n3")
+    node = cluster.objects[NODES]["n3"]
+    cluster.put(NODES, {**node, "spec": {"taints": [{"key": "own", "value": "team", "effect": "NoSchedule"}]}})
+    wait_short(cluster, "waits")
+    await cluster.settle()
+    ledger = running.extender.ledger
+    assert not ledger.fits_somewhere(ledger.pods[cluster.pod("waits")["metadata"]["uid"]])
+    events = Events()
+    await Explainer(events, ledger, Clock()).round()
+    (event,) = events.by_name.values()
+    assert event["note"] == (
+        "0/3 GPU nodes fit: 2 needs 50 percent of one GPU, the freest has 30 percent free; "
+        "1 it has the taint own=team:NoSchedule, which the pod does not tolerate"
+    )
+    cluster.put(NODES, {**node, "spec": {}})
+    await cluster.settle()
+    assert ledger.fits_somewhere(ledger.pods[cluster.pod("waits")["metadata"]["uid"]])
 
 
 async def test_pods_that_wait_for_something_else_are_left_to_others(running: Any, cluster: Any) -> None:

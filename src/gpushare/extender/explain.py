@@ -24,13 +24,15 @@ CONTROLLER: Final = "gpushare.io/extender"
 
 
 def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
-    """Return a sentence with figures on why the pod fits nowhere; None if it fits by now."""
-    found = ledger.candidates(pod, list(ledger.state.node_names))
+    """Return a sentence with figures on why the pod fits nowhere that it may run; None if it fits by now."""
+    nodes, closed_to = ledger.state.node_names, ledger.closed_to(pod)
+    closed = [closed_to[name] for name in nodes if name in closed_to]
+    found = ledger.candidates(pod, [name for name in nodes if name not in closed_to])
     if isinstance(found, Rejection):
         return found.detail
     if found.nodes:
         return None
-    details = Counter(rejection.detail for rejection in found.rejections().values())
+    details = Counter(rejection.detail for rejection in [*found.rejections().values(), *closed])
     commonest = "; ".join(f"{count} {detail}" for detail, count in details.most_common(MAX_KINDS))
     return plain(f"0/{details.total()} GPU nodes fit: {commonest}" if details else "there are no GPU nodes")
 

@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from gpushare.core.api import Decision, GpuShare, PodView, Rejection
+from cachetools import LRUCache
+
+from gpushare.core.api import Decision, GpuShare, NodeRules, PodView, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
@@ -48,6 +51,8 @@ from gpushare.kube import Change
 from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
+MOST_RULES: Final = 64
+"""Rules of waiting pods for which the nodes they allow are remembered; matching 5,000 nodes takes some 7 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class ShareLedger:
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._queued = QueuedPods(settings.reserve_after_seconds)
+        self._closed_to: LRUCache[NodeRules, Mapping[str, Rejection]] = LRUCache(MOST_RULES)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self.claims = GpuClaims()
@@ -300,6 +306,7 @@ class ShareLedger:
         known = self._nodes.get(key)
         if change is Change.DELETED or known is None or (known.labels, known.taints) != (view.labels, view.taints):
             self._queued.node_changed(key, None if change is Change.DELETED else view)
+            self._closed_to.clear()
         if change is Change.DELETED:
             self._nodes.pop(key, None)
         else:
@@ -411,7 +418,17 @@ class ShareLedger:
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return False
-        return len(survey(request, self.context).rows) > 0
+        return len(survey(request, self.context, excluded=self.closed_to(pod)).rows) > 0
+
+    def closed_to(self, pod: PodView) -> Mapping[str, Rejection]:
+        """Return the nodes that kube-scheduler does not ask about for a pod, by the pod's own rules, and why."""
+        rules = pod.rules
+        if rules is None:
+            return {}
+        if rules not in self._closed_to:
+            refused = ((name, rules.refusal(name, node.labels, node.taints)) for name, node in self._nodes.items())
+            self._closed_to[rules] = {name: found for name, found in refused if found is not None}
+        return self._closed_to[rules]
 
     def choose(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
         """Choose the GPUs of a node for a pod that is being bound, preferring GPUs without a wait at the fence."""
