@@ -46,6 +46,7 @@ from tests.extender.scenes import (
     PROBATIONS,
     WHOLE,
     Agents,
+    Effect,
     Ill,
     Illness,
     Machine,
@@ -66,7 +67,7 @@ from gpushare.cli.live import LiveCluster, cluster_of
 from gpushare.cli.plan import context_of, plan_one
 from gpushare.cli.scheduler_filters import SchedulerFilters
 from gpushare.cli.snapshot import read_snapshot, save
-from gpushare.core.api import LearnedEffect, Rejection
+from gpushare.core.api import JobClass, LearnedEffect, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.placement import (
     DecisionContext,
@@ -457,6 +458,18 @@ def test_they_decide_alike_on_nodes_that_kube_scheduler_refuses(
     illnesses = [Illness(3, 0, what)]
     release = Settings("bestfit", probation=ProbationSettings(0.0))
     scene = Scene([Machine(gpus=2)], pods, release, illnesses=illnesses, by_snapshot=by_snapshot)
+    check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
+
+
+def test_they_name_the_same_one_of_two_equal_pods(make_cluster, serve_cluster, monkeypatch, tmp_path):
+    """Each would keep too little beside the other, and predictions differ in their last digits between the two."""
+    pod = Wanted(50, 500, None, "bert-train", 1.5, MODEL)
+    others = [
+        Wanted(60, 500, JobClass.THROUGHPUT, "dlrm-infer", 4.0, None),
+        Wanted(50, 1000, JobClass.THROUGHPUT, "dlrm-infer", 1.05, MODEL, effect=Effect(-0.1, -0.3, 13)),
+    ]
+    release = Settings("bestfit", probation=ProbationSettings(0.0))
+    scene = Scene([Machine()] * 4, [pod, others[0], pod, others[1]], release, seed=46, leaving=[None, 3, 8, 3])
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 

@@ -16,6 +16,7 @@ from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Profile, ProfileError, cap_progress, promised_progress
 from gpushare.core.placement.caution import cautious
 from gpushare.core.placement.decide import DecisionContext, decide, survey
+from gpushare.core.placement.duties import first_of_least
 from gpushare.core.placement.forecasts import MOST_STOPPING, ForecastTable, Member, SetForecasts
 from gpushare.core.placement.judge import Judge, rows_of
 from gpushare.core.placement.known import KnownWorkload
@@ -293,3 +294,8 @@ def test_a_set_is_judged_alike_however_large_those_beside_it_are(places):
     among = table.forecast(large)
     for name in SetForecasts.__slots__:
         assert getattr(among, name)[:-1].tolist() == pytest.approx(getattr(alone, name).tolist()), name
+
+
+def test_of_equals_the_first_is_worst_off():
+    least = first_of_least(np.array([[0.8, 0.5 + 1e-7, 0.5], [0.4, 0.3, 0.2], [np.inf, np.inf, np.inf]]))
+    assert least.tolist() == [1, 2, 0]

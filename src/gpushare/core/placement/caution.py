@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import Reason, Rejection
+from gpushare.core.placement.duties import first_of_least
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.judge import Judge, Newcomer, Verdicts
 from gpushare.core.placement.outlook import outlook_of
@@ -22,6 +23,7 @@ TIE_WEIGHT: Final = 0.4
 """Policies score in whole points, with less than 0.2 between equals, so a gain of -1 to 1 times this decides only
 between equals."""
 _LEAST: Final = 1e-3
+_APART: Final = 9e9  # after every promise
 
 
 class Cautious:
@@ -97,8 +99,7 @@ class Cautious:
         kept = np.zeros(sets.shape, bool) if apart is None else apart.take(rows, 1)
         keeps = verdicts.least / np.maximum(verdicts.promised, _LEAST)
         keeps = np.where(verdicts.crowds, -1.0, keeps)[sets]
-        lacks = np.where(fits, np.where(kept, np.inf, -keeps), np.nan)
-        best = np.nanargmin(np.where(np.isinf(lacks), 9e9, lacks), axis=0)
+        best = first_of_least(np.where(fits, np.where(kept, _APART, -keeps), np.inf).T)
         lines = np.arange(len(rows))
         kinds, groups = np.unique(
             np.stack([sets[best, lines], fits.sum(axis=0), kept[best, lines]]), axis=1, return_inverse=True

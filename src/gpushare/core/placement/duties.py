@@ -8,13 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.placement.state import BoolArray, FloatArray
+from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 
 STEP: Final = 0.05
 """Step by which the stopped part of a tenant's time grows."""
 MOST_STOPPED: Final = 0.9
 """Largest part of the time for which a tenant is stopped, as in the agent."""
 _ROUNDING: Final = 1e-6
+_EQUAL: Final = 1e-5
+"""Predictions are sums of 32-bit floats: the same one differs by 1e-7 with what is predicted beside it."""
 
 
 def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_stop: BoolArray) -> FloatArray:
@@ -36,12 +38,21 @@ def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_s
         lacking = np.maximum(floors - progress, 0.0)
         able = can_stop & (progress - STEP * whole >= floors - _ROUNDING)
         relief = np.where(able, np.minimum(helps, lacking[:, None, :]).sum(axis=2), 0.0)
-        chosen = relief.argmax(axis=1)
+        chosen = first_of_least(-relief)
         lines = np.flatnonzero(relief.max(axis=1) > _ROUNDING)
         if not len(lines):
             break
         progress[lines] += change[lines, chosen[lines]]
     return progress
+
+
+def first_of_least(values: FloatArray) -> IntArray:
+    """Return along the last axis where the least value is, of equals the first.
+
+    The extender judges the sets of all nodes together and `plan` those of other nodes. So predictions differ in
+    their last digits, but which of two equal tenants is named as worst off must not.
+    """
+    return np.asarray((values <= values.min(axis=-1, keepdims=True) + _EQUAL).argmax(axis=-1))
 
 
 def are_kept(progress: FloatArray, floors: FloatArray) -> BoolArray:

@@ -17,7 +17,7 @@ from gpushare.core.interference import (
     promised_progress,
 )
 from gpushare.core.placement.caps import thread_percentage
-from gpushare.core.placement.duties import are_kept, with_stops
+from gpushare.core.placement.duties import are_kept, first_of_least, with_stops
 from gpushare.core.placement.standin import STAND_IN
 from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 
@@ -156,7 +156,7 @@ class ForecastTable:
             is_broken = unaided & ~are_kept(judged, floors)
             self._stop(index, np.flatnonzero(is_broken & (present.sum(axis=1) <= MOST_STOPPING)), floors, judged)
         ratio = np.where(present, judged / np.maximum(floors, _LEAST), np.inf)
-        worst = ratio.argmin(axis=1)
+        worst = first_of_least(ratio)
         lines = np.arange(len(index))
         scale = np.where(present, self._scale[index], 0.0)
         return SetForecasts(

@@ -13,6 +13,7 @@ import numpy as np
 from gpushare.core.api import SHARES_PER_GPU, JobClass
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import cap_choices
+from gpushare.core.placement.duties import first_of_least
 from gpushare.core.placement.forecasts import ForecastTable, Member
 from gpushare.core.placement.known import KeptApart, KnownWorkload
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, PlacementRequest, Tenant, tolerated
@@ -444,7 +445,7 @@ class Judge:
         summed = forecast.summed.reshape(count, choices)
         accepts = np.asarray(kept.any(axis=1))
         ratio = (forecast.least / np.maximum(forecast.promised, _LEAST)).reshape(count, choices)
-        best = np.arange(count) * choices + ratio.argmax(axis=1)
+        best = np.arange(count) * choices + first_of_least(-ratio)
         return Verdicts(
             accepts,
             np.where(accepts, np.where(kept, summed, -np.inf).max(axis=1), 0.0),
