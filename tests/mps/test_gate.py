@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from gpushare.mps import commands
+from gpushare.mps.faultlog import FaultLog
 from gpushare.mps.gate import Backend
 from gpushare.mps.status import GateState, HoldReason
 
@@ -68,6 +69,23 @@ async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(s
     await eventually(lambda: stage.reasons().get(tenant.pid) is reason, "held")
     assert "without MPS" not in tenant.text()
     stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+async def test_nobody_is_passed_on_to_a_server_that_has_logged_a_fault(stage, tenants):
+    """Before: until the keeper's next look, within a second; on an H200 a job that came in between failed."""
+    decide(stage.gpu, a=(20, 20000))
+    faults = FaultLog(stage.gpu.log / "server.log")
+    stage.gate._has_fault = faults.has_fault
+    with (stage.gpu.log / "server.log").open("a") as server:
+        server.write("[2026-11-26 13:30:25.724 Server  2480] Server is handling a fatal GPU error.\n")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: len(stage.trouble) > 2, "the keeper is asked to look")
+    assert {str(each) for each in stage.trouble} == {"the server has logged a fault"}
+    assert not tenant.is_connected()
+    assert faults.read() is not None  # as the keeper does, which then waits until the server is active
     await eventually(tenant.is_connected, "connected")
     assert tenant.value("sms") == "26"
 

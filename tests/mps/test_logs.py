@@ -47,6 +47,25 @@ def test_a_fault_after_that_is_still_seen(log):
     assert "fatal GPU error" in fault.line
 
 
+def test_a_fault_that_the_gate_has_seen_is_still_read_once(log):
+    faults = FaultLog(log)
+    assert not faults.has_fault()
+    for line in (FAULT, "[2026-11-26 13:30:25.731 Server  2480] sticky error set: 1 client\n"):
+        with log.open("a") as daemon:
+            daemon.write(line)
+        assert faults.has_fault()
+    fault = faults.read()
+    assert fault is not None
+    assert "fatal GPU error" in fault.line
+    assert not faults.has_fault()
+    assert faults.read() is None
+    with log.open("a") as daemon:
+        daemon.write(FAULT)
+    assert faults.has_fault()
+    faults.skip()
+    assert not faults.has_fault()
+
+
 def test_a_disk_without_room_for_the_end_does_not_stop_it(log, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

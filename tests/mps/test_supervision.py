@@ -207,3 +207,25 @@ async def test_a_host_that_takes_no_copies_degrades_the_gate(kept, monkeypatch):
     status = kept.reader.read()
     assert status.state is GateState.DEGRADED
     assert "copies of held connections" in status.detail
+
+
+async def test_a_fault_during_the_self_test_is_told_and_does_not_hold_the_next_probe(kept, monkeypatch):
+    up(kept)
+    log = kept.control.program.log / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    waits = []
+
+    async def tested(_server_pid):
+        waits.append(kept._faults.has_fault())
+        if len(waits) == 1:
+            log.write_text("[2026-11-26 13:30:25.724 Server  2480] Server is handling a fatal GPU error.\n")
+            return "the probe ended"
+        return ""
+
+    monkeypatch.setattr(kept, "_self_test", tested)
+    monkeypatch.setattr(keeping, "RETEST_BACKOFF", Backoff(0.01, 0.01))
+    await kept._prove(os.getpid())
+    assert waits == [False, False]
+    assert kept._status.faults == 1
+    assert "fatal GPU error" in kept._status.last_fault

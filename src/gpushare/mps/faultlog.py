@@ -52,22 +52,32 @@ class FaultLog:
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
         self._report: list[bytes] = []
+        self._ahead: list[bytes] = []
         self.skip()
 
     def skip(self) -> None:
         """Skip what is written so far."""
-        self._report = []
+        self._report, self._ahead = [], []
         self._tail.skip()
 
     def read(self) -> Fault | None:
         """Return the first fault in the new lines, or None; a rotated log is read from its start."""
-        self._report = self._tail.lines()
+        self._report = self._taken()
         return _fault_in(self._report)
 
     def complete(self) -> Fault | None:
         """Return the fault of the last `read`, with the lines that the server has added since."""
-        self._report += self._tail.lines()
+        self._report += self._taken()
         return _fault_in(self._report)
+
+    def has_fault(self) -> bool:
+        """Return whether the lines since the last call of `read` have a fault; they stay for its next call."""
+        self._ahead += self._tail.lines()
+        return _fault_in(self._ahead) is not None
+
+    def _taken(self) -> list[bytes]:
+        lines, self._ahead = [*self._ahead, *self._tail.lines()], []
+        return lines
 
 
 def _fault_in(lines: Sequence[bytes]) -> Fault | None:

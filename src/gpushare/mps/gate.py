@@ -135,7 +135,9 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         limits: PodLimits | None = None,
         endings: Endings | None = None,
+        has_fault: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._has_fault = has_fault
         self._control, self._policy, self._ledger = control, policy, ledger
         self._endings = endings or Endings()
         self._unstoppable: dict[int, int | None] = {}  # clients for which this was logged
@@ -483,6 +485,9 @@ class Gate:
         Raises:
             MpsError: the client has received nothing; the connection is kept for another try.
         """
+        if self._has_fault():  # the keeper looks once a second; a client that it connected until then would fail
+            self._put_back(connection)
+            raise MpsError("the server has logged a fault", retryable=True)
         patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
 
         async def keep(descriptor: int) -> Handover | None:

@@ -116,6 +116,7 @@ class Keeper:
             contexts=ContextLog(setup.control.program.log / "server.log"),
             own_pid=os.getpid(),
         )
+        self._faults = FaultLog(setup.control.program.log / "server.log")
         self.gate = Gate(
             setup.control,
             self._policy,
@@ -124,13 +125,13 @@ class Keeper:
             store=store,
             identify=setup.identify,
             endings=Endings(record=gpu.endings, terminate=Terminator(self._terminate)),
+            has_fault=self._faults.has_fault,
         )
         self._previous = status_reader(gpu).read()
         self._throttled = throttled_reader(gpu)
         self._status = GateStatus(
             gpu.uuid, GateState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
         )
-        self._faults = FaultLog(setup.control.program.log / "server.log")
         self._log_read_at = time.monotonic()
         self._poke = asyncio.Event()
         self._daemon_ticks: int | None = None
@@ -273,6 +274,8 @@ class Keeper:
     async def _prove(self, server_pid: int) -> None:
         """Repeat the self-test until it proves the ceilings; meanwhile newcomers wait and running clients stay."""
         for failures in itertools.count(1):
+            if self._read_faults():  # while it is not read, the gate passes nobody on, the probe neither
+                self._note_fault(time.time())
             why = await self._self_test(server_pid)
             if not why or self._setup.admits_unproven:
                 self._test_again_at = time.monotonic() + RETEST_BACKOFF.longest_seconds

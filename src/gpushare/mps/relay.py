@@ -156,6 +156,8 @@ async def _acknowledge(client: Channel, upstream: Channel, patience_seconds: flo
     except (TimeoutError, OSError):
         return Passed.LEFT
     if not word.says(ACKNOWLEDGED):
+        if word.data:
+            logger.info("a client answered the server's descriptor with %s", word.data[:12].hex())
         return Passed.BROKE_PROTOCOL if word.data or not word.is_whole else Passed.LEFT
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
