@@ -252,7 +252,7 @@ async def test_who_stood_still_reads_the_pods_before_it_answers(cluster, serve_c
         assert await new.bind("a", "n1") == ""
         now[0] += STOOD_STILL_SECONDS + 1
         answer = await old.filter("b")  # its own beat may have had them read by now
-        assert "pods not read yet" in answer["Error"] or answer["NodeNames"] == []
+        assert "the extender is reading pods again" in answer["Error"] or answer["NodeNames"] == []
         while old.extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
             await asyncio.sleep(0)
         assert (await old.filter("b"))["NodeNames"] == []
@@ -283,7 +283,7 @@ async def test_a_gpu_that_others_fill_while_a_bind_waits_takes_it_no_more(cluste
             now[0] += STOOD_STILL_SECONDS + 1
         cluster.allocate("a")
         answer = await asyncio.wait_for(waiting, 30)
-        assert ("pods not read yet" if stands_still else "filled by others") in answer
+        assert ("the extender is reading pods again" if stands_still else "filled by others") in answer
         assert max(sums(cluster).values()) == 60
         assert set(old.held()) == {"a", "c"}
 

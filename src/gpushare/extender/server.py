@@ -108,8 +108,10 @@ class Extender:
 
     def not_ready(self) -> str:
         """Return a sentence on what is missing before decisions can be right; empty if nothing is."""
-        missing = [one.name for one in self.reflectors if not one.synced.is_set()]
-        return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
+        missing = ", ".join(one.name for one in self.reflectors if not one.synced.is_set())
+        if missing and self._listed.is_set():
+            return f"the extender is reading {missing} again; it answers when it has"
+        return f"the extender is starting: {missing} not read yet" if missing else ""
 
     def refusal(self) -> str:
         """Return a sentence on why no question is answered now; empty if questions are answered."""
