@@ -17,6 +17,9 @@ from gpushare.mps.actions import sync_control
 from gpushare.mps.identity import is_alive
 from gpushare.mps.status import GateState, HoldReason
 
+NEWCOMERS = 16  # of one round
+NEWCOMER_ROUNDS = 8
+
 
 def _three(b: Bench, seconds: float = 300) -> list[Tenant]:
     tenants = [b.spawn(b.decide(400 + i, 30, 4096), "run", seconds, 64) for i in range(3)]
@@ -96,6 +99,36 @@ def illegal_access(b: Bench) -> dict[str, Any]:
         "fresh_start_s": _fresh_start(b),
         "restarts": b.status().daemon_restarts,
     }
+
+
+def newcomers(b: Bench) -> dict[str, Any]:
+    """Clients that connect around a fault, before the keeper's look: each works, or is told of the fault."""
+    pods = [b.decide(700 + number, 5, 1024) for number in range(NEWCOMERS)]
+    rounds: list[dict[str, Any]] = []
+    for number in range(NEWCOMER_ROUNDS):
+        faults = b.status().faults
+        culprit = b.spawn(b.decide(690, 20, 2048), "fault", 0.8, 64)
+        culprit.wait("context", START)
+        came = []
+        for pod in pods:
+            came.append(b.spawn(pod, "run", 0.1, 16))
+            time.sleep(0.1 + 0.013 * number)  # so that rounds differ in when they connect
+        b.until(lambda faults=faults: b.status().faults > faults, 30, "the fault in the status")
+        b.until(lambda came=came: not any(t.is_running for t in came), START, "every newcomer ended")
+        told = set(b.status().last_fault_pods)
+        failed = [t for t in came if t.find("end") is None]
+        rounds.append(
+            {
+                "failed": len(failed),
+                "told": sum(t.pod in told for t in failed),
+                "untold": [t.events[-1] for t in failed if t.pod not in told],
+                "noticed_s": round((b.status().last_fault_at or 0) - culprit.wait("faulting", START)["t"], 3),
+            }
+        )
+        b.until_active()
+    untold = sum(len(row["untold"]) for row in rounds)
+    must(not untold, f"{untold} clients failed and were told of no fault: {rounds}")
+    return {"rounds": rounds, "fresh_start_s": _fresh_start(b)}
 
 
 def daemon_killed(b: Bench) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from gate_faults import (
     keeper_killed,
     killed_mid_kernel,
     many_faults,
+    newcomers,
     server_killed,
     terminated_mid_kernel,
 )
@@ -105,6 +106,7 @@ def main() -> int:
             wasted,
             mute,
             illegal_access,
+            newcomers,
             daemon_killed,
             server_killed,
             keeper_killed,
