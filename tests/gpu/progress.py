@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from agent_bench import NodeAgent, StandInGate, ids_of, pod_of, wait_until
 
 from gpushare.core.gpu import Counters, Devices
+from gpushare.core.interference import Profile
 from gpushare.data import default_model
-from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress
+from gpushare.twin.contention import WORKLOADS, cap_progress
 
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
 CAPS = (100, 50, 25)
@@ -28,6 +29,7 @@ CAPS_BY_SIZE: Mapping[int, tuple[int, ...]] = {2: (100, 50), 3: (50, 25), 4: (25
 BARS: Mapping[int, float] = {2: 0.05, 3: 0.08, 4: 0.10}  # mean absolute errors
 # The agent takes 5 s of samples for a signature, not counting the last 2.5 s, and needs two rounds to begin.
 SOLO_SECONDS = 12.0
+GPU = "NVIDIA H200"
 PROGRESS = "gpushare_pod_progress_ratio"
 Tenant = tuple[str, int]  # program and cap
 
@@ -156,7 +158,10 @@ class Law:
     def _progress(tenants: Sequence[Tenant]) -> tuple[float, ...]:
         if len(tenants) == 1:
             return (cap_progress(WORKLOADS[tenants[0][0]].solo, tenants[0][1]),)
-        return default_model()([TwinLoad(WORKLOADS[name].solo, cap) for name, cap in tenants])
+        profiles = [
+            (Profile(WORKLOADS[name].solo, WORKLOADS[name].iterations_per_s), cap) for name, cap in tenants
+        ]
+        return tuple(forecast.progress for forecast in default_model().for_gpu(GPU).predict(profiles))
 
 
 def choose(names: Sequence[str], sets: Mapping[int, int], seed: int) -> list[list[Tenant]]:
