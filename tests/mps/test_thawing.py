@@ -15,7 +15,7 @@ from gpushare.core.api import JobClass
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.freezer import FreezeState
 from gpushare.mps.frozen import recorded
-from gpushare.mps.identity import is_alive
+from gpushare.mps.identity import RunState, is_alive, run_state_of
 from gpushare.mps.layout import (
     Decisions,
     GpuDirectory,
@@ -108,6 +108,7 @@ class Node:
             self.until_throttled()
             pid = self.throttler()
             os.kill(self.host.pid, signal.SIGSTOP)
+            until(lambda: run_state_of(self.host.pid) is RunState.STOPPED, "the host stopped")
             until(lambda: self.state() is FreezeState.FROZEN, "frozen")
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: not is_alive(pid), "killed")
@@ -233,9 +234,10 @@ def test_a_pod_that_is_frozen_while_its_throttle_stands_still_is_thawed_again(no
 def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):
     node.stop_dead_while_frozen()
     node.agent.kill()
+    host = run_state_of(node.host.pid)
     node.host.kill()
     node.host.wait(30)
-    assert node.state() is FreezeState.FROZEN, "nobody is left to thaw it"
+    assert node.state() is FreezeState.FROZEN, f"nobody is left to thaw it, and the host was {host}"
     node.start()
     node.until_it_runs()
 

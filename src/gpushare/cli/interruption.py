@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Interruption:
+class PendingInterrupt:
     """Within it ctrl-c ends the processes that this one started, and is raised where `check` asks for it.
 
     Python raises KeyboardInterrupt between any two steps. Within `threading.Condition.wait`, on which a future's

@@ -19,7 +19,7 @@ from rich.table import Table
 from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
-from gpushare.cli.interruption import Interruption, end_children
+from gpushare.cli.interruption import PendingInterrupt, end_children
 from gpushare.core.placement import Settings
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import DatasetError, parse
@@ -72,7 +72,7 @@ def table_jobs(
         try:
             if processes > 1:
                 with (
-                    Interruption() as interruption,
+                    PendingInterrupt() as interruption,
                     ProcessPoolExecutor(processes, initializer=_end_at_once) as pool,
                 ):
                     try:
