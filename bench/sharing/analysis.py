@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from bench.figures import Interval, interval, percentile
 from bench.sharing.policies import FIFO
-from bench.sharing.records import COMPLETE, CUT, FAILED, PATIENCE, Record, Records
+from bench.sharing.records import BUDGET, COMPLETE, CUT, FAILED, PATIENCE, Record, Records
 
 WINDOW_SECONDS: Final = 2.0
 TOLERANCE: Final = 0.02
@@ -118,14 +118,16 @@ class Outcomes:
     Attributes:
         counted: in the means.
         failed: with a failed job, or broken off by an error.
-        cut: before their last job's end, by their own patience or by the session's budget.
+        cut: before their last job's end, by their own patience or by the session's budget, and not made again.
         failed_jobs: of all runs.
+        again: cut by the session's budget, and made again as a whole by a later session.
     """
 
     counted: int
     failed: int
     cut: int
     failed_jobs: int
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +199,16 @@ def outcomes(records: Records) -> dict[str, Outcomes]:
     for policy, of_policy in by_policy.items():
         failed_jobs = [_failed_jobs(records, run) for run in of_policy]
         complete = [run["state"] == COMPLETE for run in of_policy]
+        cut = [run for run in of_policy if run["state"] == CUT]
+        by_session = [run for run in cut if run.get("cut_by") == BUDGET]
+        again = [run for run in by_session if records.is_settled(policy, run["repetition"])]
         failed = [run["state"] == FAILED or number > 0 for run, number in zip(of_policy, failed_jobs, strict=True)]
         found[policy] = Outcomes(
             counted=sum(well and not bad for well, bad in zip(complete, failed, strict=True)),
             failed=sum(failed),
-            cut=sum(run["state"] == CUT for run in of_policy),
+            cut=len(cut) - len(again),
             failed_jobs=sum(failed_jobs),
+            again=len(again),
         )
     return found
 

@@ -246,16 +246,21 @@ def _is_live(pod: Json | None, uid: str | None) -> bool:
     return pod is not None and _uid(pod) == uid and pod["status"].get("phase") in ("Pending", "Running")
 
 
-def report(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the faults of all runs as lines of Markdown; none where none was asked for."""
+def report(lines: Sequence[Mapping[str, Any]], ended: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return the faults of all runs as lines of Markdown; none where none was asked for.
+
+    Args:
+        ended: by run and job, when the job ended, in seconds of its run. The agent's metrics may still show the
+            clients of a job that has ended, so such a job is counted neither on the server nor beside it.
+    """
     if not lines:
         return []
-    heads = ("fault", "at, s", "on its server", "fell", "fell, not seen there", "unharmed beside", "all told, s")
-    head = (*heads, f"GPU serves again, s (bar {BACK_BAR_SECONDS:g})", "trouble")
+    heads = ("run", "fault", "at, s", "on its server", "fell", "fell, not seen there", "unharmed beside")
+    head = (*heads, "all told, s", f"GPU serves again, s (bar {BACK_BAR_SECONDS:g})", "trouble")
     rows = ["MPS faults injected during the trace:", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for line in lines:
         if line["at"] is None:
-            rows.append(f"| {line['fault']} | not recorded | | | | | | | {line['error']} |")
+            rows.append(f"| {line['run']} | {line['fault']} | not recorded | | | | | | | {line['error']} |")
             continue
         told = line["told_after"]
         late = sorted(name for name, seconds in told.items() if seconds is None)
@@ -263,7 +268,13 @@ def report(lines: Sequence[Mapping[str, Any]]) -> list[str]:
             f"not told: {', '.join(late)}" if late else f"{max(told.values(), default=0.0):.1f}" if told else ""
         )
         back = "not recorded" if line["healthy_after"] is None else f"{line['healthy_after']:.1f}"
-        cells = [line["fault"], f"{line['at']:.1f}"]
-        cells += [str(len(line[each])) for each in ("on_server", "fell", "fell_unseen", "beside")]
+        present = {each: _present(line, each, ended) for each in ("on_server", "beside")}
+        cells = [line["run"], line["fault"], f"{line['at']:.1f}", str(len(present["on_server"]))]
+        cells += [str(len(line["fell"])), str(len(line["fell_unseen"])), str(len(present["beside"]))]
         rows.append(f"| {' | '.join([*cells, latest, back, line['error']])} |")
     return rows
+
+
+def _present(line: Mapping[str, Any], where: str, ended: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return those whom a fault's record names there and who had not ended before it."""
+    return [name for name in line[where] if ended.get((line["run"], name), line["at"]) >= line["at"]]

@@ -1,13 +1,13 @@
 """The table and the figure of one benchmark."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from bench.figures import Interval, interval, percentile
 from bench.sharing import accuracy, faults
-from bench.sharing.analysis import Bounded, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
+from bench.sharing.analysis import Bounded, Outcomes, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
 from bench.sharing.machine import why_not_the_tables
 from bench.sharing.policies import OURS, POLICIES
 from bench.sharing.records import Records
@@ -92,12 +92,35 @@ def table(records: Records) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(
-        [*lines, "", *_by_program(found), "", *accuracy.report(accuracy.accuracy(records)), "", *_faults(records)]
+        [
+            *lines,
+            "",
+            *_made_again(ends),
+            *_by_program(found),
+            "",
+            *accuracy.report(accuracy.accuracy(records)),
+            "",
+            *_faults(records),
+        ]
     )
 
 
+def _made_again(ends: Mapping[str, Outcomes]) -> list[str]:
+    """Return which runs the end of their session cut and a later session made again; they are in no mean."""
+    again = {name: ends[name].again for name in POLICIES if name in ends and ends[name].again}
+    if not again:
+        return []
+    counts = ", ".join(f"{POLICIES[name].title} {number}" for name, number in again.items())
+    return [f"Cut by the end of their session, made again and in no figure of this table: {counts}.", ""]
+
+
 def _faults(records: Records) -> list[str]:
-    lines = faults.report(list(records.of("fault")))
+    ended = {
+        (job["run"], f"job-{job['number']:03d}"): job["ended"]
+        for job in records.of("job")
+        if job["ended"] is not None
+    }
+    lines = faults.report(list(records.of("fault")), ended)
     return [*lines, ""] if lines else []
 
 

@@ -229,6 +229,25 @@ def test_a_run_that_its_patience_cut_is_a_makespan_of_at_least_so_long(tmp_path:
     ours, equal = (makespans(records, found, name) for name in ("gpushare", "mps-equal"))
     assert ratio_of(equal, ours).sign == mean_of(equal).sign == "≥ "
     assert ratio_of(equal, equal).interval is None  # of two cut runs nobody knows which is longer
+    assert cells["exclusive, first come first served"]["cut runs"] == "0"  # it was made again
+    again = "made again and in no figure of this table: exclusive, first come first served 1."
+    assert again in table(records)
+
+
+def test_a_run_that_its_session_cut_counts_as_cut_until_it_is_made_again(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_session(records)
+    add_alone(records)
+    well = [training(0.0, 0.0, [(10.0, 8)])]
+    add_run(records, "gpushare", well, 0)
+    add_run(records, "gpushare", [], 1, state="cut", cut_by="budget")
+    assert outcomes(records)["gpushare"] == Outcomes(1, 0, 1, 0)
+    assert "made again" not in table(records)
+    add_run(records, "gpushare", well, 1)
+    assert outcomes(records)["gpushare"] == Outcomes(2, 0, 0, 0, again=1)
+    mean = mean_of(makespans(records, runs(records), "gpushare")).interval
+    assert mean is not None
+    assert (mean.mean, mean.number) == (8.0, 2)
 
 
 def test_a_job_that_was_taken_away_worked_in_vain_from_its_first_start_on(tmp_path: Path) -> None:

@@ -104,7 +104,22 @@ def test_of_a_fault_is_kept_who_was_on_the_server_who_fell_was_told_and_when_it_
         "error": "",
     }
     assert gpu.deleted == ["fault-0"]
-    assert "| fault-0 | 20.0 | 2 | 2 | 0 | 1 | 0.6 | 2.0 |  |" in faults.report([kept])
+    assert "| r | fault-0 | 20.0 | 2 | 2 | 0 | 1 | 0.6 | 2.0 |  |" in faults.report([{"run": "r", **kept}], {})
+
+
+def test_a_job_that_had_ended_is_counted_neither_on_the_server_nor_beside_it() -> None:
+    """On an H200 a record had a job on the server that had ended 4.5 s before the fault."""
+    gpu = Gpu("job-1", "job-2", "job-3", "importing")
+    gpu.clients -= {"job-3", "importing"}
+    gpu.fault(20.0, "job-1")
+    gpu.serves = True
+    gpu.told = {"uid-job-1": 20.5, "uid-fault-0": 20.4}
+    gpu.step(20.0 + FOLLOWED_SECONDS + 1.0)
+    (kept,) = gpu.injector.records
+    line = {"run": "r", **kept}
+    assert (line["on_server"], line["beside"]) == (["job-1", "job-2"], ["importing", "job-3"])
+    ended = {("r", "job-1"): 90.0, ("r", "job-2"): 15.6, ("r", "job-3"): 12.0, ("another", "importing"): 1.0}
+    assert "| r | fault-0 | 20.0 | 1 | 1 | 0 | 1 | 0.5 | " in "\n".join(faults.report([line], ended))
 
 
 def test_an_event_of_an_earlier_fault_neither_hides_this_ones_nor_stands_for_it() -> None:
@@ -154,7 +169,7 @@ def test_who_fell_begins_anew_once_it_was_told_or_a_jobs_back_off_is_over() -> N
     gpu.step(20.0 + FOLLOWED_SECONDS + 1.0)
     (kept,) = gpu.injector.records
     assert kept["told_after"] == {"fault-0": None, "job-1": 0.5, "job-2": None}
-    assert "not told: fault-0, job-2" in "".join(faults.report([kept]))
+    assert "not told: fault-0, job-2" in "".join(faults.report([{"run": "r", **kept}], {}))
     assert gpu.injector.has_felled(gpu.pods["job-2"])  # though its fault is closed
     assert gpu.injector.may_restart("job-2", 99.0)
 

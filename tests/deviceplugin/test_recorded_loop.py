@@ -1,6 +1,7 @@
-"""Inference on sessions recorded on two GPUs, while tenants were stopped: docs/measurements/loop-h200.md."""
+"""Sessions recorded on two H200s and an H100, while tenants were stopped: docs/measurements/loop-h200.md."""
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-SESSIONS = ("h200-loop.json", "h100-loop.json")
+SESSIONS = ("h200-loop.json", "h100-loop.json", "h200-loop-1126.json")
 BAR = 0.05  # mean absolute error of each job's progress
+KEPT_AGAIN_BAR_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module", params=SESSIONS)
@@ -46,3 +48,58 @@ def test_a_stopped_job_is_not_counted_as_faster_than_it_is(rescore: Any) -> None
     assert rescore.rate_of(told, 0.4, 1.6) == pytest.approx(20 / 1.2)
     assert rescore.rate_of(told, 1.9, 4.0) is None, "it counted for less than half of it"
     assert rescore.rate_of(told[:1], 0.0, 1.0) is None
+
+
+@pytest.fixture
+def page() -> str:
+    """The section of the newest session, without what is printed bold."""
+    text = (TESTS.parent / "docs/measurements/loop-h200.md").read_text().replace("**", "")
+    return text.split("## On an H200 with today's promises")[1]
+
+
+def test_what_is_said_of_the_newest_session_is_what_it_recorded(page: str) -> None:
+    session = json.loads((TESTS / "data" / "loop" / "h200-loop-1126.json").read_text())
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:2] == "| "]
+    told = iter(row for row in rows if len(row) == 9 and row[0] != "scene, newcomer")
+    for scene in session["scenes"]:
+        seconds = [(line["at"] - scene["newcomer_at"], line["jobs"]) for line in scene["series"]]
+        for job in scene["jobs"]:
+            _, name, promise, before, lowest, own, inferred, kept, below = next(told)
+            figures = [(at, jobs[job["program"]]) for at, jobs in seconds]
+            earlier, later = _mean(figures, "true", -12, -6), _mean(figures, "true", 8, 60)
+            assert promise == f"{figures[-1][1]['promise']:.2f}"
+            assert before == ("" if earlier is None else f"{earlier:.2f}")
+            assert own == f"{later:.2f}"
+            assert inferred == (f"{found:.2f}" if (found := _mean(figures, "inferred", 8, 60)) else "")
+            stopped = fmean(line["throttle"] or 0.0 for at, line in figures if at >= 8)
+            assert ("stopped" in name) == (stopped > 0)
+            assert not stopped or f"stopped {100 * stopped:.0f}% of the time" in name
+            broken = scene["restored"].get(job["program"], {"broken": False})
+            if not broken["broken"]:
+                assert (lowest in ("", "never below"), kept, below) == (True, "", "")
+                continue
+            assert lowest == f"{broken['lowest']:.2f}"
+            is_met = broken["kept_again_after_s"] <= KEPT_AGAIN_BAR_SECONDS
+            assert kept.startswith(f"{broken['kept_again_after_s']:.2f}: {'met' if is_met else 'missed'}")
+            assert below == f"{broken['seconds_below']:.2f}"
+    assert next(told, None) is None
+
+
+def test_the_errors_that_are_told_of_the_newest_session_are_those_of_its_windows(page: str, rescore: Any) -> None:
+    session = json.loads((TESTS / "data" / "loop" / "h200-loop-1126.json").read_text())
+    with_clock, without = (
+        rescore.by_job(rescore.misses(session, with_clock=with_clock)) for with_clock in (True, False)
+    )
+    told = re.findall(r"^\|[^|]*\| (\w+) \| (0\.\d{3}) \| (0\.\d{3}) \| (0\.\d{3}) \|$", page, re.MULTILINE)
+    throttled = [key for key in with_clock if key[1]]
+    assert len(told) == len(throttled) == 6
+    for (program, *figures), key in zip(told, throttled, strict=True):
+        assert program == key[2]
+        live = fmean(abs(miss.live) for miss in with_clock[key])
+        anew = [fmean(abs(miss.error) for miss in each[key]) for each in (with_clock, without)]
+        assert figures == [f"{figure:.3f}" for figure in (live, *anew)]
+
+
+def _mean(figures: list[tuple[float, Any]], key: str, begin: float, end: float) -> float | None:
+    found = [line[key] for at, line in figures if begin <= at <= end and line[key] is not None]
+    return fmean(found) if found else None
