@@ -152,7 +152,7 @@ class Verbs:
         waits = self._waits(args.pod)
         if not len(waits):
             return self._texts.priorities(found.rows, scale(found.scores))
-        free = ~np.isin(found.rows, waits)
+        free = ~found.are_among(waits)
         scores = np.zeros(len(found.rows), np.int64)
         scores[free] = scale(found.scores[free])
         if not free.any():

@@ -41,6 +41,7 @@ class Cautious:
         self.name = f"{policy.name} for {newcomer!r}"
         self._policy, self._judge, self._known, self._now = policy, judge, request.known, now
         self._gains = newcomer.known is not None and newcomer.known.profile is not None
+        self._weighed = policy if self._gains and isinstance(policy, WorthPolicy) else None
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
         """Return the best GPU's score on each node; -inf where every GPU that fits is refused."""
@@ -52,8 +53,9 @@ class Cautious:
         some, fits = rows[takes], accepted[:, takes]
         if not self._gains:
             scores[takes] = self._policy.rank(state, shape, some, fits)
-        elif isinstance(self._policy, WorthPolicy):
-            scores[takes] = np.where(fits, self._worth(state, shape, some), -np.inf).max(axis=0)
+        elif self._weighed is not None:
+            worth = self._worth(self._weighed, state, shape, some)
+            scores[takes] = np.where(fits, worth, -np.inf).max(axis=0)
         else:
             gains = np.where(fits, self._gains_of(state, some), -1.0).max(axis=0)
             scores[takes] = self._policy.rank(state, shape, some, fits) + TIE_WEIGHT * np.clip(gains, -1.0, 1.0)
@@ -66,8 +68,8 @@ class Cautious:
         accepted = [slot for slot in slots if accepts[slot]]
         if not self._gains:
             return self._policy.pick(state, shape, row, accepted)
-        if isinstance(self._policy, WorthPolicy):
-            return (max(accepted, key=self._worth(state, shape, rows)[:, 0].__getitem__),)
+        if self._weighed is not None:
+            return (max(accepted, key=self._worth(self._weighed, state, shape, rows)[:, 0].__getitem__),)
         gains = self._gains_of(state, rows)[:, 0]
         (chosen,) = self._policy.pick(state, shape, row, accepted)
         free = state.share_free_milli[:, row]
@@ -83,7 +85,7 @@ class Cautious:
         inner = self._policy.token(state)
         if inner is None or self._judge.kept_apart(state, self._known, self._now) is not None:
             return None
-        outlook = outlook_of(self._judge, state) if self._weighs else None
+        outlook = outlook_of(self._judge, state) if self._weighed is not None else None
         return inner, self._judge.version, outlook
 
     def takes(self, state: ClusterState, row: int, slot: int) -> bool:
@@ -106,11 +108,6 @@ class Cautious:
         )
         return [self._rejection_of(verdicts, *kind) for kind in kinds.T.tolist()], groups.reshape(-1)
 
-    @property
-    def _weighs(self) -> bool:
-        """Return whether the policy's worth is weighed against the gain."""
-        return self._gains and isinstance(self._policy, WorthPolicy)
-
     def _accepts(self, state: ClusterState, rows: IntArray) -> BoolArray:
         """Return which GPUs of rows the newcomer may join, (width, rows)."""
         sets = self._judge.resident_sets(state).take(rows, 1)
@@ -125,13 +122,11 @@ class Cautious:
         ]
         return gains
 
-    def _worth(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
+    def _worth(self, policy: WorthPolicy, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
         """Return gain less loss by fragmentation, in whole grains, plus the policy's tie-breaks; (width, rows).
 
         A free share is worth what the cluster makes of one, times the likelihood that it is taken.
         """
-        policy = self._policy
-        assert isinstance(policy, WorthPolicy)
         points = policy.worth_kept(state, shape, rows)
         whole = np.rint(points)
         gain = self._gains_of(state, rows) * GPU_MILLI / policy.grain_milli

@@ -105,19 +105,18 @@ class LearningPolicy(Protocol):
         ...
 
 
-@runtime_checkable
-class NarrowedPolicy(Protocol):
-    """A policy that ranks as another one does, except for a few rows; the other's cached scores apply to it."""
+class NarrowedPolicy:
+    """A policy that ranks as another one does, except for a few rows; the other's cached scores apply to it.
 
-    @property
-    def wider(self) -> PlacementPolicy:
-        """Return the other policy."""
-        ...
+    A base class and no protocol: every question asks for it, and protocols are slow to check.
 
-    @property
-    def rows(self) -> IntArray:
-        """Return the rows that it ranks differently."""
-        ...
+    Attributes:
+        wider: the other policy.
+        rows: the rows that it ranks differently.
+    """
+
+    wider: PlacementPolicy
+    rows: IntArray
 
 
 class NodeList:
@@ -163,7 +162,7 @@ class Candidates:
     ) -> None:
         fitting = scores > -np.inf
         self._state, self._policy, self._shape = state, policy, shape
-        self._refused_rows = rows[~fitting]
+        self._asked, self._fitting = rows, fitting
         self.unknown = unknown
         """Requested names that are not GPU nodes."""
         self.excluded = excluded or {}
@@ -177,6 +176,13 @@ class Candidates:
         """Return the names of the nodes that fit, in the requested order."""
         return self._state.node_names_of(self.rows)
 
+    def are_among(self, rows: IntArray) -> BoolArray:
+        """Return which of the nodes that fit are among these rows."""
+        marked = np.zeros(len(self._state.alive), bool)
+        marked[rows] = True
+        among: BoolArray = marked.take(self.rows)
+        return among
+
     def best(self, count: int, avoid: IntArray | None = None, *, equal_only: bool = False) -> IntArray:
         """Return the `count` best rows that fit, ties in the requested order; none of `avoid` while others fit.
 
@@ -185,7 +191,7 @@ class Candidates:
         """
         rows, scores = self.rows, self.scores
         if avoid is not None and len(avoid):
-            free = ~np.isin(rows, avoid)
+            free = ~self.are_among(avoid)
             if free.any():
                 rows, scores = rows[free], scores[free]
         if equal_only and len(rows):
@@ -211,7 +217,7 @@ class Candidates:
 
         Unknown and excluded nodes are not among them.
         """
-        state, shape, rows = self._state, self._shape, self._refused_rows
+        state, shape, rows = self._state, self._shape, self._asked[~self._fitting]
         different, groups = grouped_refusals(state, shape, rows)
         if self._policy.is_choosy and len(rows):
             has_room = fit(state, shape, rows)[0]

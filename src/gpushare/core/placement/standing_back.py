@@ -8,7 +8,7 @@ import numpy as np
 from gpushare.core.api import Reason, Rejection
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.keeping import KeptGpus
-from gpushare.core.placement.search import PlacementPolicy
+from gpushare.core.placement.search import NarrowedPolicy, PlacementPolicy
 from gpushare.core.placement.shapes import PlacementRequest, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 from gpushare.core.placement.whatif import WhatIf
@@ -19,7 +19,7 @@ _MINUTES_FROM: Final = 120.0
 _HOURS_FROM: Final = 7200.0
 
 
-class StandingBack:
+class StandingBack(NarrowedPolicy):
     """A policy for one request that avoids GPUs where the request would set back a pod that has waited longer."""
 
     is_choosy = True
@@ -27,7 +27,7 @@ class StandingBack:
     def __init__(self, wider: PlacementPolicy, barred: Barred) -> None:
         self.wider = wider
         self.name = f"{wider.name}, standing back"
-        self.rows: IntArray = np.array(sorted({row for _, row in barred}), np.int64)
+        self.rows = np.array(sorted({row for _, row in barred}), np.int64)
         self._barred = barred
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
