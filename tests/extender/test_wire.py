@@ -35,11 +35,15 @@ def test_a_list_of_names_is_read_once_and_never_mistaken():
     reader = wire.FilterReader()
 
     def body(*names: str, **more: object) -> bytes:
-        return orjson.dumps({"Pod": POD, "Nodes": None, "NodeNames": names, **more})
+        return orjson.dumps({"Pod": POD, "Nodes": None, "NodeNames": names} | more)
 
     first = reader.read(body("a", "b"))
     assert (first.pod.key, first.node_names, first.nodes) == ("ns/p", ["a", "b"], None)
-    assert reader.read(body("a", "b")).node_list is first.node_list
+    again = reader.read(body("a", "b"))
+    assert (again.node_list is first.node_list, again.pod is first.pod) == (True, True)
+    other = {**POD, "metadata": {**POD["metadata"], "labels": {"changed": "yes"}}}
+    assert reader.read(body("a", "b", Pod=other)).pod.labels == {"changed": "yes"}
+    assert reader.read(body("a", "b")).pod == first.pod
     assert reader.read(body("a", "c")).node_names == ["a", "c"]
     assert reader.read(body("a")).node_names == ["a"]
     assert reader.read(body()).node_names == []

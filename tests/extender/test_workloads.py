@@ -125,3 +125,19 @@ def test_a_tenant_that_no_watch_has_shown_yet_is_known_by_its_request():
     ledger.reserve(request, chosen)  # as bind does for a pod that it read from the API server itself
     assert first.uid not in ledger.pods
     assert [one.reason for one in ledger.candidates(second, ["n1"]).rejections().values()] == [Reason.SLOWDOWN]
+
+
+def test_a_request_asked_for_again_follows_a_changed_gpushare():
+    ledger = ShareLedger(Settings("bestfit", probation=NO_PROBATION))
+    asked = dataclasses.replace(pod("a", owner="o"), annotations={"gpushare.io/fraction": "0.5"})
+    slowdowns = []
+    for max_slowdown in (1.2, 1.2, 1.4):
+        share = GpuShare.from_object(gpushare("s", owner="o", max_slowdown=max_slowdown))
+        ledger.share_changed(Change.MODIFIED, "default/s", share)
+        request = ledger.request_of(asked)
+        assert isinstance(request, PlacementRequest)
+        assert ledger.request_of(dataclasses.replace(asked)) is request, "prioritize asks what filter asked"
+        slowdowns.append(request.max_slowdown)
+    assert slowdowns == [1.2, 1.2, 1.4]
+    ledger.share_changed(Change.DELETED, "default/s", share)
+    assert ledger.request_of(asked).known is None

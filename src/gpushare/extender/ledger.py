@@ -64,6 +64,21 @@ class Unanswered:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _LastRequest:
+    """The request that was made last, and what of: prioritize asks about the pod that filter asked about."""
+
+    pod: PodView
+    share: GpuShare | None
+    known: KnownWorkload | None
+    since: float
+    request: PlacementRequest | Rejection
+
+    def is_of(self, pod: PodView, share: GpuShare | None, known: KnownWorkload | None, since: float) -> bool:
+        """Return whether a request for these would be the same."""
+        return self.share is share and self.known is known and self.since == since and self.pod == pod
+
+
 class ShareLedger:
     """The state behind filter, prioritize, bind and preempt. Synchronous: each call sees a consistent state.
 
@@ -119,6 +134,7 @@ class ShareLedger:
         self._other_pods: dict[str, OtherPod] = {}
         self._undecided = Undecided(self.state)
         self._second_choices: set[str] = set()
+        self._last_request: _LastRequest | None = None
         self.silent: frozenset[str] = frozenset()
         """Nodes whose agent has not written for `SILENT_SECONDS`: they get no new pods."""
         self.away: set[str] = set()
@@ -335,8 +351,12 @@ class ShareLedger:
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
-        share, known = self._workloads.share_of(pod), self._workloads.of(pod)
-        return request_of(pod, share, known, self._defaults, queued_at=self._queued.since(pod))
+        share, known, since = self._workloads.share_of(pod), self._workloads.of(pod), self._queued.since(pod)
+        last = self._last_request
+        if last is None or not last.is_of(pod, share, known, since):
+            request = request_of(pod, share, known, self._defaults, queued_at=since)
+            self._last_request = last = _LastRequest(pod, share, known, since, request)
+        return last.request
 
     def untried(self) -> Iterator[PodView]:
         """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
