@@ -94,6 +94,7 @@ class Loop:
         directory: the node's gpushare directory.
         tell: write an event.
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
+        sleep: waits between two beats; may end them early, or 0.05 s late.
         enabled: if not, promises are reported only, without any action.
         slos: the pods' own latency targets.
     """
@@ -110,6 +111,7 @@ class Loop:
         settings: WatchSettings,
         enabled: bool = True,
         boot: Callable[[], float] = boottime,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         slos: SloReader | None = None,
     ) -> None:
         self.enabled = enabled
@@ -121,6 +123,7 @@ class Loop:
         self._tell = tell
         self._clock = clock
         self._boot = boot
+        self._sleep = sleep
         self._slos = slos
         self._settings = settings
         self._gpus: dict[str, _WatchedGpu] = {}
@@ -223,7 +226,7 @@ class Loop:
             tasks.create_task(self._tell_all())
             while True:
                 self.beat()
-                await asyncio.sleep(BEAT_SECONDS)
+                await self._sleep(BEAT_SECONDS)
 
     def beat(self) -> None:
         """Renew the asks of every GPU that has some; let time pass for GPUs without windows."""
