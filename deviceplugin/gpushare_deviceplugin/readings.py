@@ -39,6 +39,7 @@ LOOK_SECONDS: Final = 0.5
 CALM_LOOK_SECONDS: Final = 1.0  # while no unknown workload is to be read; a known one waits for 10 s and more
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
+WORD_POLL_SECONDS: Final = 0.1
 WORD_SECONDS: Final = 2.0  # twice the longest silence of the throttle's process
 _EARLY_SECONDS: Final = 0.05  # the host reports a freeze slightly late
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
@@ -189,23 +190,19 @@ class Readings:
         wanted = [
             pod
             for pod in active
-            if self._is_wanted(pod, model, threads_of(gate, pod), record, now)
-            and self._may_profile(pod)
-            and pod.own_percentage is None
+            if pod.own_percentage is None and self._is_wanted(pod, model, threads_of(gate, pod), record, now)
         ]
-        record.is_any_unknown = not all(self._is_known(pod, model) for pod in wanted)
+        unknown = [pod for pod in wanted if not self._is_known(pod, model)]
+        record.is_any_unknown = bool(unknown)
         if not wanted or (record.stops and now - record.stops[-1][0] < APART_SECONDS):
             return None
         is_calm = self._is_calm(uuid, active, now - record.active_since)
-        unknown = [
-            pod
-            for pod in wanted
-            if (is_calm or not self._is_known(pod, model)) and now - record.since[pod.uid] >= FIRST_SECONDS
-        ]
+        due = [pod for pod in (wanted if is_calm else unknown) if now - record.since[pod.uid] >= FIRST_SECONDS]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
-        for pod in sorted(unknown, key=lambda each: self._turn(each, model, record)):
+        for pod in sorted(due, key=lambda each: self._turn(each, model, record)):
             others = [other for other in active if other.uid != pod.uid]
-            if all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others):
+            are_free = all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others)
+            if are_free and self._may_profile(pod):
                 seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
                 return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
         return None
@@ -282,7 +279,7 @@ class Readings:
         """Wait for a report later than a reading; return whether the same throttle process wrote it."""
         deadline = self._clock() + WORD_SECONDS
         while (status := self._throttled(uuid)).beat < read_at and self._clock() < deadline:
-            await self._sleep(POLL_SECONDS)
+            await self._sleep(WORD_POLL_SECONDS)
         return status.beat >= read_at and status.started_at == started_at
 
     def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:
