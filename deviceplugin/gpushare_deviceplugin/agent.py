@@ -21,6 +21,7 @@ from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import MetricsAndProbes, metrics_route, probe_route, registry_of
 from gpushare.runtime.models import fitted_on
+from gpushare.runtime.wakeups import JointWakeups
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
 from gpushare_deviceplugin.decisions import DecisionWriter
@@ -80,6 +81,7 @@ class Agent:
         self._node_name = options.node_name
         self._directory = options.directory
         self._fitted_on = (FITTED_ON, *fitted_on(options.models))
+        self._wakeups = JointWakeups()  # what is looked at each second follows the sampler's rounds
         self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
         self.cluster = AgentApi(api, options.node_name, self.state)
@@ -92,7 +94,14 @@ class Agent:
             return terms_of(pod, self.cluster.shares, options.defaults)
 
         self._slo_sources = SloSources(options.prometheus_url)
-        self.slos = SloReader(self.state, terms, self._slo_sources.read, tell=self.cluster.tell, clock=clock)
+        self.slos = SloReader(
+            self.state,
+            terms,
+            self._slo_sources.read,
+            tell=self.cluster.tell,
+            clock=clock,
+            sleep=self._wakeups.sleep,
+        )
         self.loop = Loop(
             self.state,
             signatures,
@@ -102,6 +111,7 @@ class Agent:
             clock=clock,
             settings=WatchSettings(retract_after_seconds=options.retract_after_seconds),
             enabled=options.loop,
+            sleep=self._wakeups.sleep,
             slos=self.slos,
         )
         gates = Gates(options.directory, clock, time.time)
@@ -124,6 +134,7 @@ class Agent:
             is_due=self.loop.is_due,
             exclusive=self.exclusive,
             on_measure=self._on_measure,
+            on_round=self._wakeups.wake,
             drained=self.hygiene.drained,
         )
         self.readings = Readings(
@@ -137,6 +148,7 @@ class Agent:
                 share.is_profiled for share in self.cluster.shares.of(pod.namespace, pod.uid)
             ),
             clock=clock,
+            rest=self._wakeups.sleep,
         )
         self.runtime = ContainerRuntime(
             self.state,
@@ -165,10 +177,14 @@ class Agent:
             under_way=under_way,
         )
         self.registrar = Registrar(
-            plugin, self.state, options.plugins_directory or plugins, on_registered=under_way.expect_no_more
+            plugin,
+            self.state,
+            options.plugins_directory or plugins,
+            sleep=self._wakeups.sleep,
+            on_registered=under_way.expect_no_more,
         )
         self.decisions = DecisionWriter(self.state, options.directory, terms)
-        self.status = StatusWriter(self.state, self.build, self.cluster, clock)
+        self.status = StatusWriter(self.state, self.build, self.cluster, clock, self._wakeups)
 
     def _throttled(self, uuid: str) -> ThrottleStatus:
         """Return the throttle's own status of a GPU, which is ahead of the gate's report."""
@@ -294,7 +310,7 @@ class Agent:
                 before[uuid] = status
                 for notice in notices(old, status, tenants):
                     await self.cluster.tell(notice)
-            await asyncio.sleep(EVENT_SECONDS)
+            await self._wakeups.sleep(EVENT_SECONDS)
 
     async def _prune(self, watched: Any) -> None:
         """Forget pods that a direct list returned but the watch does not know: they were deleted in between."""

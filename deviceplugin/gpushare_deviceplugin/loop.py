@@ -38,7 +38,8 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, ten
 
 _log = logging.getLogger(__name__)
 
-BEAT_SECONDS: Final = 1.0  # a fifth of the lease
+BEAT_SECONDS: Final = 1.0
+RENEW_SECONDS: Final = 1.5  # so that each second beat renews unchanged asks: within two fifths of the lease
 CALM_SAMPLES: Final = 5  # in a window while every promise is kept and no pod is throttled
 ALERT_SECONDS: Final = 10.0  # of short windows after a change of the tenants or of their use
 HURRY_SECONDS: Final = 0.5  # length of a window and of a sample until a broken promise is certain
@@ -59,6 +60,7 @@ class _WatchedGpu:
     """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
+    `written_at` is when asks were written last, in seconds since boot.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -72,6 +74,7 @@ class _WatchedGpu:
     counters: Mapping[str, float] = field(default_factory=dict)
     stops: Mapping[str, float] = field(default_factory=dict)
     written: Mapping[str, ThrottleAsk] | None = None
+    written_at: float = -math.inf
     unusable: str = ""
 
 
@@ -91,6 +94,7 @@ class Loop:
         directory: the node's gpushare directory.
         tell: write an event.
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
+        sleep: waits between two beats; may end them early, or 0.05 s late.
         enabled: if not, promises are reported only, without any action.
         slos: the pods' own latency targets.
     """
@@ -107,6 +111,7 @@ class Loop:
         settings: WatchSettings,
         enabled: bool = True,
         boot: Callable[[], float] = boottime,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         slos: SloReader | None = None,
     ) -> None:
         self.enabled = enabled
@@ -118,6 +123,7 @@ class Loop:
         self._tell = tell
         self._clock = clock
         self._boot = boot
+        self._sleep = sleep
         self._slos = slos
         self._settings = settings
         self._gpus: dict[str, _WatchedGpu] = {}
@@ -220,7 +226,7 @@ class Loop:
             tasks.create_task(self._tell_all())
             while True:
                 self.beat()
-                await asyncio.sleep(BEAT_SECONDS)
+                await self._sleep(BEAT_SECONDS)
 
     def beat(self) -> None:
         """Renew the asks of every GPU that has some; let time pass for GPUs without windows."""
@@ -315,7 +321,7 @@ class Loop:
         return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
     def _write(self, uuid: str, gpu: _WatchedGpu) -> None:
-        """Write the asks of one GPU; do nothing if there are none and were none."""
+        """Write the asks of one GPU; do nothing if there are none and were none, or the same a moment ago."""
         if not self.enabled:
             return
         asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
@@ -324,15 +330,18 @@ class Loop:
         place = GpuDirectory.of(self._directory, uuid)
         if not asks and not gpu.written and (gpu.written is not None or not place.throttle.exists()):
             return
+        now = self._boot()
+        if asks == gpu.written and 0.0 <= now - gpu.written_at < RENEW_SECONDS:
+            return
         try:
-            write_throttle(place, ThrottleAsks(asks, self._boot()))
+            write_throttle(place, ThrottleAsks(asks, now))
         except OSError as error:
             self._state.counts.error("throttle")
             if not self._failing:
                 _log.error("asks to throttle pods of GPU %s not written, they run free: %s", uuid, error)
             self._failing = True
         else:
-            gpu.written, self._failing = asks, False
+            gpu.written, gpu.written_at, self._failing = asks, now, False
 
     async def _tell_all(self) -> None:
         while True:

@@ -36,8 +36,10 @@ PATIENT_SECONDS: Final = 120.0
 QUIET_SECONDS: Final = 10.0  # after a tenant change, before a known workload is read: the loop acts first
 PATIENT_BROKEN_SECONDS: Final = 30.0  # further wait of such a reading while a promise is broken
 LOOK_SECONDS: Final = 0.5
+CALM_LOOK_SECONDS: Final = 1.0  # while no unknown workload is to be read; a known one waits for 10 s and more
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
+WORD_POLL_SECONDS: Final = 0.1
 WORD_SECONDS: Final = 2.0  # twice the longest silence of the throttle's process
 _EARLY_SECONDS: Final = 0.05  # the host reports a freeze slightly late
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
@@ -60,6 +62,7 @@ class _PastReadings:
     Attributes:
         active, active_since: the pods with clients, and since when the set is unchanged.
         stops: of each reading, when it ended, how many seconds it took, and the pods that it stopped.
+        is_any_unknown: whether one of them is to be read as soon as may be, as its workload is unknown.
     """
 
     active: frozenset[str] = frozenset()
@@ -67,6 +70,7 @@ class _PastReadings:
     stops: list[tuple[float, float, tuple[str, ...]]] = field(default_factory=list)
     read_at: dict[str, list[float]] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
+    is_any_unknown: bool = False
 
 
 @dataclass(slots=True)
@@ -119,6 +123,7 @@ class Readings:
         throttled: the throttle's present status of a GPU.
         may_profile: whether a pod's workload may be profiled.
         clock: monotonic seconds; boot: the throttle's clock; sleep: as asyncio.sleep.
+        rest: waits between two looks for workloads to read; may end them early.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Readings:
         clock: Callable[[], float],
         boot: Callable[[], float] = boottime,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.counts: dict[str, ReadingCounts] = {}
         self._state = state
@@ -146,6 +152,7 @@ class Readings:
         self._clock = clock
         self._boot = boot
         self._sleep = sleep
+        self._rest = rest
         self._records: dict[str, _PastReadings] = {}
         self._busy: set[str] = set()
 
@@ -157,12 +164,14 @@ class Readings:
                     if uuid not in self._busy and (plan := self.plan(uuid)) is not None:
                         self._busy.add(uuid)
                         tasks.create_task(self.read(uuid, plan))
-                await self._sleep(LOOK_SECONDS)
+                is_any_unknown = any(record.is_any_unknown for record in self._records.values())
+                await self._rest(LOOK_SECONDS if is_any_unknown else CALM_LOOK_SECONDS)
 
     def plan(self, uuid: str) -> ReadingPlan | None:
         """Return a GPU's next reading that is due and allowed now, if any."""
         gate = self._sampler.gates.get(uuid)
         record = self._records.setdefault(uuid, _PastReadings())
+        record.is_any_unknown = False
         if gate is None or gate.state not in _SERVING or gate.throttle.problem:
             return None
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
@@ -175,24 +184,25 @@ class Readings:
         if record.active != (present := frozenset(pod.uid for pod in active)):
             record.active, record.active_since = present, now
         record.stops = [stop for stop in record.stops if now - stop[0] < MINUTE_SECONDS]
-        is_soon = bool(record.stops) and now - record.stops[-1][0] < APART_SECONDS
-        if len(active) < 2 or not with_clients <= known or is_soon:
+        if len(active) < 2 or not with_clients <= known:
             return None
         model = self._state.gpus[uuid].model
-        is_calm = self._is_calm(uuid, active, now - record.active_since)
-        unknown = [
+        wanted = [
             pod
             for pod in active
-            if self._is_wanted(pod, model, threads_of(gate, pod), record, now)
-            and (is_calm or not self._is_known(pod, model))
-            and self._may_profile(pod)
-            and pod.own_percentage is None
-            and now - record.since[pod.uid] >= FIRST_SECONDS
+            if pod.own_percentage is None and self._is_wanted(pod, model, threads_of(gate, pod), record, now)
         ]
+        unknown = [pod for pod in wanted if not self._is_known(pod, model)]
+        record.is_any_unknown = bool(unknown)
+        if not wanted or (record.stops and now - record.stops[-1][0] < APART_SECONDS):
+            return None
+        is_calm = self._is_calm(uuid, active, now - record.active_since)
+        due = [pod for pod in (wanted if is_calm else unknown) if now - record.since[pod.uid] >= FIRST_SECONDS]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
-        for pod in sorted(unknown, key=lambda each: self._turn(each, model, record)):
+        for pod in sorted(due, key=lambda each: self._turn(each, model, record)):
             others = [other for other in active if other.uid != pod.uid]
-            if all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others):
+            are_free = all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others)
+            if are_free and self._may_profile(pod):
                 seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
                 return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
         return None
@@ -269,7 +279,7 @@ class Readings:
         """Wait for a report later than a reading; return whether the same throttle process wrote it."""
         deadline = self._clock() + WORD_SECONDS
         while (status := self._throttled(uuid)).beat < read_at and self._clock() < deadline:
-            await self._sleep(POLL_SECONDS)
+            await self._sleep(WORD_POLL_SECONDS)
         return status.beat >= read_at and status.started_at == started_at
 
     def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:

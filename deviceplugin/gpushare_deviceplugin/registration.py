@@ -34,7 +34,7 @@ class Registrar:
     file than before, or ours is missing, the plugin is served and registered again.
 
     Args:
-        sleep: waits for a number of seconds.
+        sleep: waits for a number of seconds; may end early, in the agent with a round of its sampler.
         on_registered: called after each registration.
 
     Attributes:

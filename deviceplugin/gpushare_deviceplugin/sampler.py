@@ -92,6 +92,7 @@ class Sampler:
         on_processes: called with each GPU's processes in each round, and the gate's last report.
         pace: seconds until the next round is wanted, if less than a period.
         is_due: whether to conclude from a GPU's samples since the last conclusion.
+        on_round: called after each round, with the seconds until the next one is expected to be over.
         on_measure: called with each new measure of a GPU; one without a sample only lists the tenants. Returns
             whether it changed something on the GPU, so that the next moments belong to neither state.
         exclusive: keeps the GPUs' compute mode, in each round and at the end.
@@ -115,6 +116,7 @@ class Sampler:
         pace: Callable[[], float] = lambda: math.inf,
         is_due: IsDue = _when_long_enough,
         on_measure: OnMeasure = _nobody_watches,
+        on_round: Callable[[float], None] = lambda _: None,
         exclusive: ExclusiveMode | None = None,
         drained: Callable[[str], str] = lambda _: "",
     ) -> None:
@@ -132,6 +134,7 @@ class Sampler:
         self._pace = pace
         self._is_due = is_due
         self._on_measure = on_measure
+        self._on_round = on_round
         self._exclusive = exclusive
         self._drained = drained
         self._unlisted: set[str] = set()
@@ -151,7 +154,10 @@ class Sampler:
                 started = self._clock()
                 delay = await self.step()
                 self.beat_at = self._clock()
-                await asyncio.sleep(max(0.05, delay - (self._clock() - started)))
+                took = self.beat_at - started
+                pause = max(0.05, delay - took)
+                self._on_round(pause + took)
+                await asyncio.sleep(pause)
         finally:
             await self._give_back()
             self._thread.shutdown(wait=False)

@@ -33,6 +33,7 @@ class SloReader:
         read: read one pod's target once.
         tell: write an event.
         clock: monotonic seconds, the loop's own.
+        sleep: waits between two readings; may end them up to a second early.
 
     Attributes:
         failures: failed readings by reason, since the agent started.
@@ -46,6 +47,7 @@ class SloReader:
         *,
         tell: Callable[[Notice], Awaitable[None]],
         clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self._state = state
@@ -53,6 +55,7 @@ class SloReader:
         self._read = read
         self._tell = tell
         self._clock = clock
+        self._sleep = sleep
         self._records: dict[str, SloRecord] = {}
         self._told_at: dict[tuple[str, str], float] = {}
         self._logged_at: dict[tuple[str, str], float] = {}
@@ -93,7 +96,7 @@ class SloReader:
             tasks.create_task(self.tell_all())
             while True:
                 await self.step()
-                await asyncio.sleep(READ_SECONDS)
+                await self._sleep(READ_SECONDS)
 
     async def tell_all(self) -> None:
         """Write the queued events until cancelled."""

@@ -21,6 +21,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.gpu import FITTED_ON, GpuHealth, GpuSample, Health, calibration_warning
 from gpushare.mps.status import GateStatus
+from gpushare.runtime.wakeups import JointWakeups
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.state import NodeState
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 QUIET_SECONDS: Final = 10.0  # docs/design.md 1: at most one write per 10 s
 HEARTBEAT_SECONDS: Final = 60.0  # so that a reader can tell a quiet node from a dead agent
 RETRY_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 1.0  # for what is due, unless the state changes before
 DIGITS: Final = 3  # of ratios on the wire
 
 
@@ -268,12 +270,18 @@ class StatusWriter:
     """
 
     def __init__(
-        self, state: NodeState, build: Callable[[], GpuNodeStatus], sink: StatusSink, clock: Callable[[], float]
+        self,
+        state: NodeState,
+        build: Callable[[], GpuNodeStatus],
+        sink: StatusSink,
+        clock: Callable[[], float],
+        wakeups: JointWakeups | None = None,
     ) -> None:
         self._state = state
         self._build = build
         self._sink = sink
         self._clock = clock
+        self._wakeups = wakeups or JointWakeups()
         self._last: GpuNodeStatus | None = None
         self._last_at = float("-inf")
         self._hurried_at = float("-inf")
@@ -310,8 +318,4 @@ class StatusWriter:
             if not await self.step():
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            try:
-                async with asyncio.timeout(1.0):  # not wait_for: before Python 3.12 it can swallow a cancellation
-                    await changed.wait()
-            except TimeoutError:
-                continue
+            await self._wakeups.wait(changed, LOOK_SECONDS)

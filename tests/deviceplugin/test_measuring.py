@@ -362,6 +362,33 @@ class TestSampler:
         assert set(empty.gpus) == {GPU_A, GPU_B}
         assert empty.counts.errors == {"devices": 3}
 
+    async def test_after_each_round_it_tells_when_the_next_one_will_be_over(
+        self, clock: Clock, tmp_path: Path, state: NodeState
+    ) -> None:
+        told: list[float] = []
+        is_told = asyncio.Event()
+
+        def on_round(next_seconds: float) -> None:
+            told.append(next_seconds)
+            is_told.set()
+
+        devices = BrokenDevices(tuple(state.gpus.values()))
+        measurer = Measurer(state, Signatures(NodeShares()))
+        sampler = Sampler(
+            state,
+            lambda: devices,
+            Gates(tmp_path, clock),
+            measurer,
+            clock=clock,
+            period_seconds=1.0,
+            on_round=on_round,
+        )
+        running = asyncio.create_task(sampler.run())
+        await is_told.wait()
+        assert (told, set(sampler.gates)) == ([1.0], {GPU_A, GPU_B})
+        running.cancel()
+        await asyncio.wait([running])
+
     @pytest.mark.parametrize("steps", range(6))
     async def test_its_end_is_not_lost_in_the_moment_a_reading_ends(
         self, clock: Clock, tmp_path: Path, state: NodeState, monkeypatch: pytest.MonkeyPatch, steps: int

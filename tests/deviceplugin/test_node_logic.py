@@ -1,5 +1,6 @@
 """What the agent concludes: decisions, health, notices, and when it writes."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpushare.mps.status import (
     SelfTest,
     SelfTestResult,
 )
+from gpushare.runtime.wakeups import JointWakeups
 from gpushare_deviceplugin.decisions import DecisionWriter, decide
 from gpushare_deviceplugin.gates import (
     RECENT_SECONDS,
@@ -29,7 +31,7 @@ from gpushare_deviceplugin.gates import (
     notices,
 )
 from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
-from gpushare_deviceplugin.status import GpuMeasure, StatusWriter, TenantMeasure, build_status
+from gpushare_deviceplugin.status import LOOK_SECONDS, GpuMeasure, StatusWriter, TenantMeasure, build_status
 
 
 class TestDecisions:
@@ -332,6 +334,25 @@ class TestStatusWriter:
         clock.now += 31
         await writer.step()
         assert len(sink.written) == before + 1  # a sign of life
+
+    async def test_it_looks_at_what_is_due_after_a_round_of_the_sampler(
+        self, state: NodeState, clock: Clock
+    ) -> None:
+        sink, wakeups = Sink(), JointWakeups()
+        clients = 1
+
+        def build() -> GpuNodeStatus:
+            return build_status(state, {GPU_A: gate(clients=(client("x"),) * clients)}, {})
+
+        running = asyncio.create_task(StatusWriter(state, build, sink, clock, wakeups).run())
+        for written in (1, 2):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(sink.written) == written
+            clients += 1
+            clock.now += 10
+            wakeups.wake(LOOK_SECONDS)
+        running.cancel()
 
     async def test_at_once_when_a_pods_last_process_has_left_but_that_every_ten_seconds(
         self, state: NodeState, clock: Clock

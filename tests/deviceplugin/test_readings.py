@@ -1,6 +1,7 @@
 """Reading a workload in place: whom it stops, for how long, and what comes of it. Time is virtual."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,9 @@ from gpushare.mps.status import (
 from gpushare_deviceplugin.node_signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.readings import (
+    CALM_LOOK_SECONDS,
     FIRST_SECONDS,
+    LOOK_SECONDS,
     MINUTE_SECONDS,
     MOST_STOPPED_SECONDS,
     PATIENT_BROKEN_SECONDS,
@@ -145,17 +148,21 @@ class Bench:
         self.signatures = Signatures(self.profiles)
         self.classes: dict[str, Terms] = {}
         self.is_profiled = True
-        self.readings = Readings(
-            state,
+        self.readings = self.another(self.gpu.sleep)
+
+    def another(self, rest: Callable[[float], Awaitable[None]]) -> Readings:
+        return Readings(
+            self.state,
             self.signatures,
             lambda pod: self.classes.get(pod.name, Terms(JobClass.THROUGHPUT, 1.5)),
             self.gpu,
             self.gpu,
             throttled=self.gpu.throttled,
             may_profile=lambda _: self.is_profiled,
-            clock=clock,
-            boot=clock,
+            clock=self.clock,
+            boot=self.clock,
             sleep=self.gpu.sleep,
+            rest=rest,
         )
 
     def add(self, name: str, *, known: bool = True, **fields: object) -> ManagedPod:
@@ -403,6 +410,27 @@ async def test_a_reading_in_whose_midst_the_throttle_ended_tells_nothing(
     assert bench.of("new") is None
     await bench.run(2 * MINUTE_SECONDS)
     assert bench.of("new") is not None, "the next throttle is as good"
+
+
+async def test_it_looks_less_often_while_no_unknown_workload_is_to_be_read(bench: Bench) -> None:
+    rests: list[float] = []
+    is_seen = asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 2:
+            bench.add("new", known=False)
+        elif len(rests) == 4:
+            is_seen.set()
+            await asyncio.Event().wait()
+        await bench.gpu.sleep(seconds)
+        bench.gpu.look()
+
+    bench.gpu.look()
+    running = asyncio.create_task(bench.another(rest).run())
+    await is_seen.wait()
+    running.cancel()
+    assert rests == [CALM_LOOK_SECONDS, CALM_LOOK_SECONDS, LOOK_SECONDS, LOOK_SECONDS]
 
 
 async def test_a_throttle_of_a_version_that_does_not_tell_its_start_is_believed(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from tests.devices.contract import check_compute_mode, check_contract
 from gpushare.core.gpu import ComputeMode, DevicesError, Health
 from gpushare.devices.clock import CALM_READINGS, MOVING_SECONDS, ClockRounds, SmClock
 from gpushare.devices.gpm import METRICS, counters_of
-from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
+from gpushare.devices.nvml import MIG_SECONDS, REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "nvml" / "gpm-h200-580.json").read_text())
@@ -324,6 +324,21 @@ def test_after_a_reset_the_driver_is_opened_anew(devices: NvmlDevices, driver: F
 def test_the_reason_of_a_gpu_in_mig_mode_names_mig(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.mig = 1
     assert "MIG" in devices.health(UUID).reason
+
+
+def test_whether_mig_is_on_is_asked_rarely_but_at_once_when_a_gpu_answers_again(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
+    assert devices.health(UUID).health is Health.HEALTHY
+    driver.mig = 1
+    clock.sleep(MIG_SECONDS - 1)
+    assert devices.health(UUID).health is Health.HEALTHY
+    clock.sleep(1)
+    assert "MIG" in devices.health(UUID).reason
+    driver.mig, driver.is_lost = 0, True
+    assert "lost the GPU" in devices.health(UUID).reason
+    driver.is_lost = False
+    assert devices.health(UUID).health is Health.HEALTHY, "a reset may have changed it"
 
 
 def test_a_gpu_that_knows_no_mig_is_healthy(devices: NvmlDevices, driver: FakeNvml) -> None:

@@ -54,6 +54,11 @@ class GpmWindow:
         with driver_errors(self._trouble):
             self._last = pynvml.nvmlGpmSampleAlloc()
             self._next = pynvml.nvmlGpmSampleAlloc()
+        self._query = pynvml.c_nvmlGpmMetricsGet_t()  # kept, as it takes 19 kB
+        self._query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._query.numMetrics = len(METRICS)
+        for slot, metric in enumerate(METRICS.values()):
+            self._query.metrics[slot].metricId = metric
 
     def mark(self) -> None:
         """End the present window and begin the next one."""
@@ -63,18 +68,12 @@ class GpmWindow:
 
     def values(self) -> dict[str, tuple[int, float]]:
         """Read NVML's metrics of the window: counter -> (return code, percent)."""
-        query = pynvml.c_nvmlGpmMetricsGet_t()
-        query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        query.numMetrics = len(METRICS)
+        query = self._query
         query.sample1, query.sample2 = self._next, self._last
-        for slot, metric in enumerate(METRICS.values()):
-            query.metrics[slot].metricId = metric
         with driver_errors(self._trouble):
             pynvml.nvmlGpmMetricsGet(query)
-        return {
-            name: (int(query.metrics[slot].nvmlReturn), float(query.metrics[slot].value))
-            for slot, name in enumerate(METRICS)
-        }
+        read = zip(METRICS, query.metrics, strict=False)  # the other slots are not used
+        return {name: (int(metric.nvmlReturn), float(metric.value)) for name, metric in read}
 
     def counters(self) -> Counters:
         """Return the counters over the window."""

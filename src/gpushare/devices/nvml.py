@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
 REOPEN_SECONDS: Final = 60.0
+MIG_SECONDS: Final = 10.0  # between two questions: a change needs a reset of the GPU, and an answer takes 0.5 ms
 _SERVER_NAME: Final = "nvidia-cuda-mps-server"
 # CUDA cores of one SM by compute capability (CUDA programming guide, table of arithmetic throughput).
 _CORES_PER_SM: Final = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
@@ -60,6 +62,7 @@ class NvmlDevices:
         self._clocks: dict[str, SmClock] = {}
         self._stills: dict[str, Standstill] = {}
         self._logged: set[str] = set()
+        self._splits: dict[str, tuple[float, bool]] = {}  # whether MIG is on, and when the driver said so
         self._lost_at: float | None = None
         self._polls_clock = polls_clock
         self._polling: ClockPolling | None = None
@@ -126,6 +129,7 @@ class NvmlDevices:
             self._handles.clear()
             self._sampled_at.clear()
             self._readings.clear()
+            self._splits.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
 
@@ -137,7 +141,10 @@ class NvmlDevices:
             return None
 
     def health(self, uuid: str) -> GpuHealth:
-        """Return Healthy while the device answers, has had no critical XID, and is not split by MIG."""
+        """Return Healthy while the device answers, has had no critical XID, and is not split by MIG.
+
+        MIG mode is known within MIG_SECONDS, and at once when the device answers for the first time or again.
+        """
         handle = self._handles.get(uuid)
         if handle is None:
             return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
@@ -146,10 +153,19 @@ class NvmlDevices:
         except pynvml.NVMLError as error:
             if self._lost_at is None:
                 self._lost_at = self._clock()
+            self._splits.pop(uuid, None)
             return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {explain(error)}")
-        if _is_split(handle):
+        if self._is_split(uuid, handle):
             return GpuHealth(Health.UNHEALTHY, "MIG mode is on; gpushare shares whole GPUs only")
         return self._xid.health(uuid, handle)
+
+    def _is_split(self, uuid: str, handle: Any) -> bool:
+        now = self._clock()
+        asked_at, is_split = self._splits.get(uuid, (-math.inf, False))
+        if now - asked_at >= MIG_SECONDS:
+            is_split = _is_in_mig_mode(handle)
+            self._splits[uuid] = now, is_split
+        return is_split
 
     def sample(self, uuid: str) -> GpuSample | None:
         """Return the counters since the previous call; None at first, or if called within 100 ms.
@@ -290,7 +306,7 @@ def _has_gpm(handle: Any) -> bool:
     return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
 
 
-def _is_split(handle: Any) -> bool:
+def _is_in_mig_mode(handle: Any) -> bool:
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError:  # GPUs without MIG

@@ -253,7 +253,7 @@ def write_atomically(path: Path, data: Any) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump(data, file, separators=(",", ":"))
+            file.write(json.dumps(data, separators=(",", ":")))  # json.dump would encode in Python
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
