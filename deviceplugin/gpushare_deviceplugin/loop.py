@@ -38,8 +38,7 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, ten
 
 _log = logging.getLogger(__name__)
 
-BEAT_SECONDS: Final = 1.0
-RENEW_SECONDS: Final = 1.5  # so that each second beat renews unchanged asks: within two fifths of the lease
+BEAT_SECONDS: Final = 1.0  # a fifth of the lease
 CALM_SAMPLES: Final = 5  # in a window while every promise is kept and no pod is throttled
 ALERT_SECONDS: Final = 10.0  # of short windows after a change of the tenants or of their use
 HURRY_SECONDS: Final = 0.5  # length of a window and of a sample until a broken promise is certain
@@ -60,7 +59,6 @@ class _WatchedGpu:
     """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
-    `written_at` is when asks were written last, in seconds since boot.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -74,7 +72,6 @@ class _WatchedGpu:
     counters: Mapping[str, float] = field(default_factory=dict)
     stops: Mapping[str, float] = field(default_factory=dict)
     written: Mapping[str, ThrottleAsk] | None = None
-    written_at: float = -math.inf
     unusable: str = ""
 
 
@@ -321,7 +318,7 @@ class Loop:
         return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
     def _write(self, uuid: str, gpu: _WatchedGpu) -> None:
-        """Write the asks of one GPU; do nothing if there are none and were none, or the same a moment ago."""
+        """Write the asks of one GPU; do nothing if there are none and were none."""
         if not self.enabled:
             return
         asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
@@ -330,18 +327,15 @@ class Loop:
         place = GpuDirectory.of(self._directory, uuid)
         if not asks and not gpu.written and (gpu.written is not None or not place.throttle.exists()):
             return
-        now = self._boot()
-        if asks == gpu.written and 0.0 <= now - gpu.written_at < RENEW_SECONDS:
-            return
         try:
-            write_throttle(place, ThrottleAsks(asks, now))
+            write_throttle(place, ThrottleAsks(asks, self._boot()))
         except OSError as error:
             self._state.counts.error("throttle")
             if not self._failing:
                 _log.error("asks to throttle pods of GPU %s not written, they run free: %s", uuid, error)
             self._failing = True
         else:
-            gpu.written, gpu.written_at, self._failing = asks, now, False
+            gpu.written, self._failing = asks, False
 
     async def _tell_all(self) -> None:
         while True:
