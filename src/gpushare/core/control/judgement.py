@@ -29,8 +29,9 @@ def is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
 
 def known_tenants(state: GpuWatch, window: WatchWindow) -> KnownTenants:
     """Return the tenants of a window with what is estimated of them, under the duties that the state has."""
-    known = {each.uid: each for each in window.tenants if is_known(state, each)}
-    responses = {uid: response for uid in known if (response := state.tenants[uid].response) is not None}
+    judged = [each for each in window.tenants if is_known(state, each)]
+    responses = {e.uid: response for e in judged if (response := state.tenants[e.uid].response) is not None}
+    known = {each.uid: each for each in judged if each.uid in responses}
     working = {each.uid: each for each in window.tenants if works(state, each)}
     return KnownTenants(working, known, responses, {uid: state.tenants[uid].duty for uid in working})
 

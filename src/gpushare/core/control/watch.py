@@ -178,14 +178,21 @@ def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: Wa
 
 
 def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
-    """Update the estimate of every tenant whose progress the window shows."""
+    """Update the estimate of every tenant whose progress the window shows.
+
+    The window in which a newcomer that slept, as while it loads its model, begins to work shows a part of its
+    progress only. Its own estimate begins with the next one.
+    """
     ran = {each.uid: state.tenants[each.uid].duty if works(state, each) else 0.0 for each in window.tenants}
     light = frozenset(each.uid for each in window.tenants if each.is_light)
     tenants = dict(state.tenants)
     for each in window.tenants:
         record = tenants[each.uid]
-        if not is_known(state, each) or each.progress is None or each.error is None:
-            unknown = record.unknown_seconds + elapsed if works(state, each) else 0.0
+        is_at_work = works(state, each)
+        is_starting = is_at_work and record.slept and not record.begun
+        record = replace(record, slept=record.slept or not is_at_work, begun=record.begun or is_at_work)
+        if not is_known(state, each) or is_starting or each.progress is None or each.error is None:
+            unknown = record.unknown_seconds + elapsed if is_at_work else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
