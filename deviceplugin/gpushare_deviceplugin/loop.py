@@ -16,11 +16,14 @@ from typing import Final
 from gpushare.core.control import (
     FREE,
     GpuWatch,
+    StepRule,
     WatchActions,
     WatchedTenant,
     WatchReason,
     WatchSettings,
+    WatchStep,
     WatchWindow,
+    explain,
     watch,
 )
 from gpushare.core.gpu import GpuSample
@@ -59,6 +62,7 @@ class _WatchedGpu:
     """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
+    `rules`: for each tenant whose promise is broken, the rule that decided last.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -73,6 +77,7 @@ class _WatchedGpu:
     stops: Mapping[str, float] = field(default_factory=dict)
     written: Mapping[str, ThrottleAsk] | None = None
     unusable: str = ""
+    rules: tuple[tuple[str, StepRule], ...] = ()
 
 
 @dataclass(slots=True)
@@ -244,9 +249,12 @@ class Loop:
                 "no pod can be throttled on this node, so broken promises lead to retractions: %s", problem
             )
         self._unthrottled = problem
-        before = gpu.actions
+        before, state = gpu.actions, gpu.watch
         settings = replace(self._settings, can_throttle=self._settings.can_throttle and not problem)
-        gpu.watch, gpu.actions = watch(gpu.watch, window, now, settings)
+        gpu.watch, gpu.actions = watch(state, window, now, settings)
+        is_told = gpu.actions.broken or gpu.rules or _log.isEnabledFor(logging.DEBUG)  # else it costs nothing
+        if window is not None and is_told:
+            self._log_step(uuid, gpu, explain(state, gpu.watch, window, now, settings))
         counts = self.counts.setdefault(uuid, LoopCounts())
         counts.broken += len(set(gpu.actions.broken) - set(before.broken))
         counts.throttled += len(gpu.actions.duties.keys() - before.duties.keys())
@@ -259,6 +267,14 @@ class Loop:
             gpu.news_at = now
         if (gpu.actions.retract, gpu.actions.broken) != (before.retract, before.broken):
             self._state.touch()
+
+    def _log_step(self, uuid: str, gpu: _WatchedGpu, step: WatchStep | None) -> None:
+        """Log what a step acted by: at INFO where another rule decides about a broken promise, else at DEBUG."""
+        rules = step.rules if step is not None else ()
+        if step is not None:
+            level = logging.INFO if rules != gpu.rules else logging.DEBUG
+            _log.log(level, "step on GPU %s: %s", uuid, step, extra={"gpu": uuid})
+        gpu.rules = rules
 
     def _note(self, uid: str, reason: WatchReason, message: str, uuid: str, now: float) -> None:
         _log.info("%s: pod %s on GPU %s %s", reason, uid, uuid, message, extra={"pod": uid, "gpu": uuid})

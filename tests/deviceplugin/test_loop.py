@@ -4,6 +4,7 @@ The GPU is a plant: tenants that are stopped for part of the time, and a law for
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -257,6 +258,41 @@ async def test_events_are_told_with_figures_and_at_most_one_a_minute_of_a_kind(n
     throttled = next(notice.note for notice in node.told if notice.pod_uid == "uid-bad")
     assert "pod victim makes" in throttled
     assert "uid-" not in throttled
+
+
+def test_what_each_step_acted_by_is_logged_and_the_gpu_suite_reads_it(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "gpu"))
+    from loop_steps import steps_of  # noqa: PLC0415 - of the suite that needs a GPU, which this part of it does not
+
+    begin = node.clock.now
+    with caplog.at_level(logging.DEBUG, "gpushare_deviceplugin.loop"):
+        node.windows(12)
+    log = "\n".join(record.getMessage() for record in caplog.records)
+    found = steps_of(log, {"uid-victim": "victim", "uid-bad": "bad"}, begin, node.clock.now)
+    at = next(number for number, step in enumerate(found) if step["duties"])
+    assert [each["rule"] for each in found[at]["tenants"] if each["pod"] == "victim"] == ["throttled"]
+    assert found[at]["duties"] == {"bad": pytest.approx(node.asked()["bad"], abs=0.1)}
+    victim = next(each for each in found[at]["tenants"] if each["pod"] == "victim")
+    assert victim["progress"] == pytest.approx(0.45, abs=0.05)
+    assert victim["room"] == pytest.approx(victim["estimate"] - victim["promise"], abs=0.002)
+    assert victim["broken"] is True
+    assert all(0 < step["at"] <= node.clock.now - begin for step in found)
+    assert steps_of(log, {}, node.clock.now + 1, node.clock.now + 2) == []
+    by_level = {
+        level: [r for r in caplog.records if r.levelno == level and "step on" in r.getMessage()]
+        for level in (logging.INFO, logging.DEBUG)
+    }
+    assert 1 <= len(by_level[logging.INFO]) <= 4, "where another rule decides"
+    assert len(by_level[logging.DEBUG]) >= 5
+
+
+def test_in_calm_no_step_is_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.asleep = {"bad"}
+    with caplog.at_level(logging.DEBUG, "gpushare_deviceplugin.loop"):
+        node.windows(5)
+    assert not [record for record in caplog.records if "step on" in record.getMessage()]
 
 
 async def test_an_event_does_not_name_pods_of_another_namespace(node: Node) -> None:

@@ -6,7 +6,8 @@
 The MPS host (gate, throttle, real freezer) and the node agent run as processes, as they are deployed; jobs are
 ordinary programs in cgroups named as kubelet names them. First each program runs alone, so that the agent takes
 its signature and we its rate; then the scenes. `loop.json` has both sides of every second: what each job counted
-itself and what the agent's metrics said; `loop.md` the table. Needs root and writable cgroups.
+itself and what the agent's metrics said, and of each step of the agent's loop what it acted by, from its log
+(`steps`, which agent.log has too); `loop.md` the table. Needs root and writable cgroups.
 """
 
 import argparse
@@ -26,10 +27,12 @@ from agent_bench import ids_of, pod_of, wait_until
 from counts import rate_of
 from gate_bench import Bench, pod_name, pod_uid, python_path
 from limit import OutOfTimeError, time_limit
+from loop_steps import steps_of
 
 from gpushare.core.api import JobClass, to_json
 from gpushare.devices.nvml import NvmlDevices
 from gpushare.mps.layout import decisions_reader
+from gpushare.runtime.logs import LOG_LEVEL
 
 HERE = Path(__file__).parent
 PROGRESS, PROMISE, THROTTLE = (f"gpushare_pod_{name}_ratio" for name in ("progress", "promise", "throttle"))
@@ -295,6 +298,7 @@ def play(stage: Stage, scene: Scene, rates: Mapping[str, float], seconds: float,
             "series": series(stage, jobs, rates, begin, end),
             "counters": [{**c, "at": c["at"] - begin} for c in stage.counters if begin <= c["at"] <= end],
             "counts": {job.role.program: [(at - begin, count) for at, count in job.counts] for job in jobs},
+            "steps": steps_of(agent.log(sys.maxsize), {job.uid: job.role.program for job in jobs}, begin, end),
             "restored": {job.role.program: restored(stage, job, rates, joined, end) for job in jobs[:-1]},
             "events": [
                 {"reason": event["reason"], "pod": event["regarding"]["name"], "note": event.get("note", "")}
@@ -427,6 +431,7 @@ def main() -> int:
     try:
         bench.start_host()
         bench.until_active()
+        os.environ.setdefault(LOG_LEVEL, "DEBUG")  # the agent's: each step of its loop in the log
         bench.start_agent(work / "agent")
         stage = Stage(bench, work)
         programs = sorted({role.program for scene in scenes for role in scene.roles})

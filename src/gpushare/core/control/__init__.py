@@ -44,6 +44,7 @@ from gpushare.core.control.slo_reading import (
 )
 from gpushare.core.control.watch import watch
 from gpushare.core.control.watch_state import GpuWatch
+from gpushare.core.control.watch_step import LooseningRule, StepRule, TenantStep, WatchStep, explain
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
@@ -80,6 +81,7 @@ __all__ = [
     "HygieneLook",
     "HygieneSettings",
     "HygieneWatch",
+    "LooseningRule",
     "NamespaceGain",
     "OperatorSettings",
     "ProfilingView",
@@ -101,15 +103,19 @@ __all__ = [
     "SloSign",
     "SloTrouble",
     "Standing",
+    "StepRule",
+    "TenantStep",
     "WatchActions",
     "WatchNote",
     "WatchReason",
     "WatchSettings",
+    "WatchStep",
     "WatchWindow",
     "WatchedTenant",
     "counted",
     "differs_only_in_figures",
     "ended_lately",
+    "explain",
     "fares_of",
     "gain_of",
     "grown_curve",

@@ -4,10 +4,18 @@ Pure: windows and time are arguments, the state is a value.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from gpushare.core.control.judgement import (
+    doubt_of,
+    is_below,
+    is_by_neighbours,
+    is_known,
+    known_tenants,
+    throttled,
+    works,
+)
 from gpushare.core.control.relief import (
     KnownTenants,
     given_back,
@@ -16,7 +24,7 @@ from gpushare.core.control.relief import (
     newest,
     relieved,
 )
-from gpushare.core.control.response import LEAST_ERROR, Response
+from gpushare.core.control.response import Response
 from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.slo_relief import (
     GIVEN_UP_SECONDS,
@@ -29,17 +37,12 @@ from gpushare.core.control.watch_state import GpuWatch, LeavingCause, TenantWatc
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
-    WatchedTenant,
     WatchNote,
     WatchReason,
     WatchSettings,
     WatchWindow,
 )
 
-# Neighbours slow a tenant down but do not stop it: a tenant without any progress is asleep.
-ASLEEP_PROGRESS: Final = 0.02
-_LEAST_STEP: Final = 0.05  # of a duty, if no step suffices anyway
-_AVERAGED_WINDOWS: Final = 4  # with this many windows or more, their average counts too
 _LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
 
 
@@ -71,7 +74,7 @@ def watch(
     if ends_at - window.seconds < state.changed_at + settings.delay_seconds:
         return state, _actions(state, now)
     state = _observed(state, window, elapsed)
-    known = _known(state, window)
+    known = known_tenants(state, window)
     state, judged = _judged(state, known, elapsed, settings)
     state = _heard(state, window, now)
     state, moved = _with_duties(state, known, settings, window=window, now=now, elapsed=elapsed)
@@ -174,26 +177,22 @@ def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: Wa
     return state
 
 
-def _works(state: GpuWatch, tenant: WatchedTenant) -> bool:
-    """Return whether the tenant worked in the window, as far as known; a throttled one may progress little."""
-    is_asleep = tenant.progress is not None and tenant.progress <= ASLEEP_PROGRESS
-    return tenant.active and not (is_asleep and state.tenants[tenant.uid].duty >= FREE)
-
-
-def _is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
-    figures = (tenant.progress, tenant.error, tenant.promise)
-    return _works(state, tenant) and all(figure is not None and 0 <= figure < math.inf for figure in figures)
-
-
 def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
-    """Update the estimate of every tenant whose progress the window shows."""
-    ran = {each.uid: state.tenants[each.uid].duty if _works(state, each) else 0.0 for each in window.tenants}
+    """Update the estimate of every tenant whose progress the window shows.
+
+    The window in which a newcomer that slept, as while it loads its model, begins to work shows a part of its
+    progress only. Its own estimate begins with the next one.
+    """
+    ran = {each.uid: state.tenants[each.uid].duty if works(state, each) else 0.0 for each in window.tenants}
     light = frozenset(each.uid for each in window.tenants if each.is_light)
     tenants = dict(state.tenants)
     for each in window.tenants:
         record = tenants[each.uid]
-        if not _is_known(state, each) or each.progress is None or each.error is None:
-            unknown = record.unknown_seconds + elapsed if _works(state, each) else 0.0
+        is_at_work = works(state, each)
+        is_starting = is_at_work and record.slept and not record.begun
+        record = replace(record, slept=record.slept or not is_at_work, begun=record.begun or is_at_work)
+        if not is_known(state, each) or is_starting or each.progress is None or each.error is None:
+            unknown = record.unknown_seconds + elapsed if is_at_work else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
@@ -208,13 +207,6 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
     return replace(state, tenants=tenants)
 
 
-def _known(state: GpuWatch, window: WatchWindow) -> KnownTenants:
-    known = {each.uid: each for each in window.tenants if _is_known(state, each)}
-    responses = {uid: response for uid in known if (response := state.tenants[uid].response) is not None}
-    working = {each.uid: each for each in window.tenants if _works(state, each)}
-    return KnownTenants(working, known, responses, {uid: state.tenants[uid].duty for uid in working})
-
-
 def _judged(
     state: GpuWatch, known: KnownTenants, elapsed: float, settings: WatchSettings
 ) -> tuple[GpuWatch, list[WatchNote]]:
@@ -225,9 +217,9 @@ def _judged(
             still = record.is_broken and 0.0 < record.unknown_seconds < settings.blind_seconds
             tenants[uid] = replace(record, below=0, kept=0, is_broken=still)
             continue
-        is_below = _is_below(known, uid, settings)
-        is_kept = not is_below and known.room(uid, known.duties) >= 0
-        below, kept = (record.below + 1 if is_below else 0), (record.kept + 1 if is_kept else 0)
+        is_short = is_below(known, uid, settings)
+        is_kept = not is_short and known.room(uid, known.duties) >= 0
+        below, kept = (record.below + 1 if is_short else 0), (record.kept + 1 if is_kept else 0)
         is_broken = below >= settings.windows_to_act or (record.is_broken and kept < settings.windows_to_act)
         tenants[uid] = replace(
             record,
@@ -243,37 +235,6 @@ def _judged(
     return replace(state, tenants=tenants), notes
 
 
-def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
-    """Return whether this window, or its average with earlier ones, shows the promise broken with confidence.
-
-    The average counts only if this window agrees with it. Averaging removes noise but no constant error, so half
-    of a window's error always counts. Without a working neighbour a promise is never counted as broken.
-    """
-    tenant, response = known.tenants[uid], known.responses[uid]
-    if len(known.duties) < 2 or tenant.progress is None or tenant.error is None:
-        return False
-    if tenant.progress + settings.confidence * max(tenant.error, LEAST_ERROR) < tenant.promise:
-        return True
-    is_average_below = known.room(uid, known.duties) + _doubt(known, uid, known.duties, settings) < 0
-    return response.windows >= _AVERAGED_WINDOWS and is_average_below and tenant.progress < tenant.promise
-
-
-def _doubt(known: KnownTenants, uid: str, duties: Mapping[str, float], settings: WatchSettings) -> float:
-    """Return by how much the tenant's estimated progress under these duties may well be wrong."""
-    error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
-    return settings.confidence * max(error / 2, known.error(uid, duties))
-
-
-def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
-    """Return whether the tenant could keep its promise if every neighbour stopped; otherwise no action helps it.
-
-    So a profile that promises too much costs the neighbours no more than one try.
-    """
-    tenant, response = known.tenants[uid], known.responses[uid]
-    doubt = settings.confidence * max((tenant.error or 0.0) / 2, response.running_error({}))
-    return response.running({}) + doubt >= tenant.promise
-
-
 def _hopeless(
     known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
 ) -> float:
@@ -282,17 +243,11 @@ def _hopeless(
     Only windows that show the promise missed count, because the estimate may lag behind the measurements.
     """
     best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
-    if known.room(uid, best) + _doubt(known, uid, best, settings) >= 0:
+    if known.room(uid, best) + doubt_of(known, uid, best, settings) >= 0:
         return max(0.0, record.hopeless_seconds - elapsed)
     progress = known.tenants[uid].progress
     is_missed = progress is not None and progress < known.tenants[uid].promise
     return record.hopeless_seconds + (elapsed if is_missed else 0.0)
-
-
-def _figures(known: KnownTenants, uid: str) -> str:
-    tenant = known.tenants[uid]
-    made = f"makes {tenant.progress:.2f} +- {tenant.error:.2f} of its progress alone"
-    return f"{made}, {tenant.promise:.2f} are promised"
 
 
 def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:
@@ -303,6 +258,12 @@ def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:
         slo = one.slo.heard(signs.get(uid), now)
         tenants[uid] = one if slo is one.slo else replace(one, slo=slo)
     return replace(state, tenants=tenants)
+
+
+def _figures(known: KnownTenants, uid: str) -> str:
+    tenant = known.tenants[uid]
+    made = f"makes {tenant.progress:.2f} +- {tenant.error:.2f} of its progress alone"
+    return f"{made}, {tenant.promise:.2f} are promised"
 
 
 def _with_duties(
@@ -317,7 +278,7 @@ def _with_duties(
     """Change the duties if anything calls for it."""
     before = known.duties
     broken = [
-        uid for uid in known.tenants if state.tenants[uid].is_broken and _is_by_neighbours(known, uid, settings)
+        uid for uid in known.tenants if state.tenants[uid].is_broken and is_by_neighbours(known, uid, settings)
     ]
     unseen = {uid for uid, each in state.tenants.items() if each.unknown_seconds >= settings.blind_seconds}
     duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
@@ -328,7 +289,7 @@ def _with_duties(
     )
     state, pressing, stepped = _slo_step(state, known, duties, settings, window=window, now=now, elapsed=elapsed)
     if any(known.room(uid, duties) < settings.margin / 2 for uid in broken):
-        duties = _throttled(known, duties, broken, settings)
+        duties = throttled(known, duties, broken, settings)
     elif stepped is not None:
         duties = stepped
     elif not broken and not waits and duties == before and now - state.changed_at >= settings.let_go_seconds:
@@ -400,26 +361,6 @@ def _slo_step(
     return replace(state, tenants=tenants), fresh, stepped if fresh else None
 
 
-def _throttled(
-    known: KnownTenants, duties: Mapping[str, float], broken: list[str], settings: WatchSettings
-) -> dict[str, float]:
-    """Return duties that keep the broken promises by the margin and the doubt, else by less, else nearly.
-
-    What is measured may be too high by the doubt; a throttle that proves too strong is loosened later, one that is
-    too weak costs two further windows. The last only if the step is large enough, so that duties which help too
-    little do not follow the noise.
-    """
-    doubt = max(_doubt(known, uid, duties, settings) for uid in broken)
-    plans = []
-    for margin in (settings.margin + doubt, settings.margin, settings.margin / 3):
-        found = relieved(known, duties, broken, settings, margin=margin, max_step=settings.max_step_down)
-        if all(known.room(uid, found) >= margin for uid in broken):
-            return found
-        plans.append(found)
-    _, whole, _ = plans
-    return whole if any(duties[uid] - whole[uid] >= _LEAST_STEP for uid in duties) else dict(duties)
-
-
 def _change_note(known: KnownTenants, uid: str, before: float, after: float, why: str) -> WatchNote:
     change = f"runs {after:.0%} of the time, before {before:.0%}"
     own = _figures(known, uid) if uid in known.tenants else "its progress is unknown"
@@ -483,7 +424,7 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
     """
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
-        if uid not in known.tenants or not tenant.is_broken or not _is_by_neighbours(known, uid, settings):
+        if uid not in known.tenants or not tenant.is_broken or not is_by_neighbours(known, uid, settings):
             continue
         if tenant.hopeless_seconds >= settings.hopeless_seconds:
             why = f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
