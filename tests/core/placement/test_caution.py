@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Profile, ProfileError, cap_progress, promised_progress
-from gpushare.core.placement.caution import cautious
+from gpushare.core.placement.caution import cautious, distinct
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.duties import first_of_least
 from gpushare.core.placement.forecasts import MOST_STOPPING, ForecastTable, Member, SetForecasts
@@ -299,3 +299,18 @@ def test_a_set_is_judged_alike_however_large_those_beside_it_are(places):
 def test_of_equals_the_first_is_worst_off():
     least = first_of_least(np.array([[0.8, 0.5 + 1e-7, 0.5], [0.4, 0.3, 0.2], [np.inf, np.inf, np.inf]]))
     assert least.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (0.52, 0.67, ("0.52", "0.67")),
+        (0.2361, 0.2441, ("0.236", "0.244")),
+        (0.24012, 0.24021, ("0.2401", "0.2402")),
+        (0.5, 0.5, ("0.5000", "0.5000")),
+    ],
+)
+def test_a_refusal_never_shows_two_figures_as_equal_that_are_not(
+    one: float, other: float, texts: tuple[str, str]
+) -> None:
+    assert distinct(one, other) == texts

@@ -141,11 +141,18 @@ class Cautious:
             why = "it, or a tenant there, was moved away from neighbours repeatedly and gets a GPU of its own"
         else:
             who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
-            why = (
-                f"{who} could keep only {verdicts.least[at]:.2f} of its speed alone, "
-                f"{verdicts.promised[at]:.2f} is promised"
-            )
+            least, promised = distinct(verdicts.least[at], verdicts.promised[at])
+            why = f"{who} could keep only {least} of its speed alone, {promised} is promised"
         return Rejection(Reason.SLOWDOWN, f"has room on {gpus}, but {why}")
+
+
+def distinct(one: float, other: float) -> tuple[str, str]:
+    """Return two figures as text with two digits, or with up to four where two would make them look equal."""
+    for digits in (2, 3, 4):
+        texts = f"{one:.{digits}f}", f"{other:.{digits}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def cautious(
