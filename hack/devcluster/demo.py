@@ -1,13 +1,17 @@
 """`make demo`: a cluster with two simulated GPUs, with gpushare, and a story about it; idempotent."""
 
+import contextlib
 import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from devcluster import backends, progress, tools
+from devcluster import backends, image, progress, tools
+from devcluster.local import LocalCluster
 from devcluster.progress import Failed, say, step
 from devcluster.settings import HACK, IMAGE, KUBERNETES_VERSION, REPOSITORY, patience
 
@@ -81,6 +85,22 @@ def _namespace(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
+@contextlib.contextmanager
+def image_meanwhile(cluster: backends.Cluster) -> Iterator[None]:
+    """Build gpushare's image beside what is done within, for the local cluster.
+
+    The first time both take minutes, and either leaves a core idle while it downloads, links or packs.
+    """
+    if not isinstance(cluster, LocalCluster) or os.geteuid() != 0:  # the cluster itself says that it needs root
+        yield
+        return
+    tools.install_packages()
+    with ThreadPoolExecutor(1, thread_name_prefix="image") as pool:
+        building = pool.submit(image.build, docker=backends.docker_answers())
+        yield
+        building.result()
+
+
 def up(*, record: Path | None = None) -> int:
     """Run the whole demo and leave everything running; return its exit status.
 
@@ -94,7 +114,8 @@ def up(*, record: Path | None = None) -> int:
         f"(the first run builds Kubernetes {KUBERNETES_VERSION} and its tools, about 10 minutes on 2 cores)"
     )
     subprocess.run([HACK / "venv"], check=True)
-    cluster.up()
+    with image_meanwhile(cluster):
+        cluster.up()
     demo = Demo(cluster)
     images = demo.install()
     demo.kubectl("apply", "-f", "-", stdin=json.dumps(_namespace(DEMO_NAMESPACE)))

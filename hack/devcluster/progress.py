@@ -43,7 +43,7 @@ def step(text: str) -> Iterator[None]:
         done.set()
         thread.join()
     if (took := time.monotonic() - begun) > 2:
-        say(f"  done in {took:.1f} s")
+        say(f"  done in {took:.1f} s" + (f": {text}" if _steps else ""))  # beside others, name it
 
 
 def run(
