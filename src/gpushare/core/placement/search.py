@@ -161,14 +161,15 @@ class Candidates:
         excluded: Mapping[str, Rejection] | None = None,
     ) -> None:
         fitting = scores > -np.inf
+        all_fit = np.count_nonzero(fitting) == len(fitting)
         self._state, self._policy, self._shape = state, policy, shape
         self._asked, self._fitting = rows, fitting
         self.unknown = unknown
         """Requested names that are not GPU nodes."""
         self.excluded = excluded or {}
         """Nodes that kube-scheduler refuses before it asks about the others."""
-        self.rows: IntArray = rows[fitting]
-        self.scores: FloatArray = scores[fitting]
+        self.rows: IntArray = rows if all_fit else rows[fitting]
+        self.scores: FloatArray = scores if all_fit else scores[fitting]
         """One score for each of `nodes`, higher is better."""
 
     @property
