@@ -211,7 +211,7 @@ def on_probation(
     seeks = (
         request.unprofiled is not None
         and len(closed) < settings.most
-        and (not settings.freezes or state.latency_count > 0 or np.count_nonzero(state.unfreezable) > 0)
+        and (not settings.freezes or state.latency_count > 0 or bool(np.count_nonzero(state.unfreezable)))
         and not state.closed_gpus.has_one_of(request.unprofiled.workloads)
         and not any(each.closed.term.namespace == request.unprofiled.namespace != "" for each in closed)
     )
