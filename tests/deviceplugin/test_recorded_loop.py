@@ -13,6 +13,7 @@ SESSIONS = ("h200-loop.json", "h100-loop.json", "h200-loop-1126.json", "h200-loo
 SECTIONS = (
     ("h200-loop-1126.json", "## On an H200 with today's promises"),
     ("h200-loop-steps.json", "## On an H200, with what the loop acts by"),
+    ("h100-loop-steps.json", "## On an H100, with what the loop acts by"),
 )
 BAR = 0.05  # mean absolute error of each job's progress
 KEPT_AGAIN_BAR_SECONDS = 10.0
