@@ -111,7 +111,7 @@ def up(*, record: Path | None = None) -> int:
     cluster = backends.pick()
     say(
         f"gpushare demo on the {cluster.name} cluster "
-        f"(the first run builds Kubernetes {KUBERNETES_VERSION} and its tools, about 10 minutes on 2 cores)"
+        f"(the first run builds Kubernetes {KUBERNETES_VERSION} and its tools, 10 to 15 minutes on 2 cores)"
     )
     subprocess.run([HACK / "venv"], check=True)
     with image_meanwhile(cluster):

@@ -107,7 +107,7 @@ def kubernetes() -> Path:
         "kube",
         "./kube",
         flags,
-        f"Kubernetes {KUBERNETES_VERSION} from its Go module (first time only; about 5 minutes on 2 cores)",
+        f"Kubernetes {KUBERNETES_VERSION} from its Go module (first time only; 5 to 8 minutes on 2 cores)",
     )
     cache.link("kubectl", kube)
     return kube
