@@ -5,10 +5,10 @@ does not count cycles. A tenant that is stopped for a part of each second makes 
 at the ends of a window of a second were wrong by 6% on average and 24% at worst, readings every 0.08 s by 0.8%
 (docs/facts.md 34).
 
-Each reading wakes a thread up, which costs more than the reading. By a simulation with the throttle's own schedule
-(duties of 0.15 to 0.8, a clock between 1,425 and 1,980 MHz, queued work of 0.2 to 0.4 s) windows of a second are
-wrong by 0.9% on average with readings every 0.08 s, 1.1% with 0.10, 1.4% with 0.12 and 1.7% with 0.16; windows of
-two seconds, which most are while somebody is throttled, by 0.6, 0.8, 1.0 and 1.2%.
+Each reading wakes a thread up, which costs more than the reading. A simulation with the throttle's own schedule
+(a script that was not kept; duties of 0.15 to 0.8, a clock between 1,425 and 1,980 MHz, queued work of 0.2 to
+0.4 s) has windows of a second wrong by 0.9% on average with readings every 0.08 s, 1.1% with 0.10, 1.4% with 0.12
+and 1.7% with 0.16; windows of two seconds, which most are while somebody is throttled, by 0.6, 0.8, 1.0 and 1.2%.
 """
 
 import threading
