@@ -29,8 +29,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from devcluster.loopback import unused_port
+
 from bench.figures import percentile, resident_mib
-from bench.latency import cpu_seconds, free_port
+from bench.latency import cpu_seconds
 from gpushare.core.api import names
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -258,7 +260,7 @@ def shake_hands(port: int, authority: str, enough: Path) -> Counter[str]:
 @contextlib.contextmanager
 def server(directory: Path, *, is_patient: bool) -> Iterator[tuple[int, int]]:
     """Run the admission server; yields its port and its process id."""
-    trusted, port = make_certificate(directory), free_port()
+    trusted, port = make_certificate(directory), unused_port()
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "operator")])
     usual = ("-m", "gpushare_operator.admission", "--port", str(port), "--cert-dir", str(directory))
     patient = ("-c", _PATIENT, str(port), str(directory), str(BUSY_PATIENCE_SECONDS))

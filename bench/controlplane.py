@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,17 +20,12 @@ from typing import Any
 
 import yaml
 from devcluster import tools
+from devcluster.loopback import unused_port
 from devcluster.settings import cache_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEDULER_ENV = {"GOGC": "400", "GOMEMLIMIT": "448MiB"}  # as in the chart's Deployment
 TOKEN = "throwaway"  # of a server on loopback that lives for minutes
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def missing() -> str:
@@ -80,10 +74,10 @@ class ControlPlane:
         self.directory = directory
         self.kubeconfig = directory / "kubeconfig"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.api_port = free_port()
-        self.extender_port = free_port()
-        self.metrics_port = free_port()
-        self.scheduler_port = free_port()
+        self.api_port = unused_port()
+        self.extender_port = unused_port()
+        self.metrics_port = unused_port()
+        self.scheduler_port = unused_port()
         self._kube = str(tools.kubernetes())
         self.context = ssl.create_default_context()
         self.context.check_hostname = False
@@ -122,7 +116,7 @@ class ControlPlane:
 
     def start_api(self) -> None:
         """Start etcd and kube-apiserver with gpushare's definitions."""
-        client, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+        client, peer = f"http://127.0.0.1:{unused_port()}", f"http://127.0.0.1:{unused_port()}"
         self.start(
             "etcd",
             "etcd",

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import orjson
+from devcluster.loopback import unused_port
 
 from bench import fleet
 from bench.figures import resident_mib
-from bench.latency import free_port, kubeconfig, process
+from bench.latency import kubeconfig, process
 from gpushare.core.api import PodView
 from gpushare.extender import Extender
 from gpushare.extender.options import parse_options
@@ -109,7 +110,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tenants", type=int, default=20_000)
     parser.add_argument("--other-pods", type=int, default=0)
     options = parser.parse_args(arguments)
-    port = free_port()
+    port = unused_port()
     fake = {
         "port": port,
         "nodes": options.nodes,

@@ -19,16 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from devcluster.loopback import unused_port
+
 from bench import fleet
 from bench.figures import percentile, resident_mib
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -221,7 +217,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--best-nodes", type=int, default=8, help="as the extender's option")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    api_port, port, metrics_port = free_port(), free_port(), free_port()
+    api_port, port, metrics_port = unused_port(), unused_port(), unused_port()
     fake = {
         "port": api_port,
         "nodes": options.nodes,

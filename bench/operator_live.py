@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from devcluster.loopback import unused_port
+
 from bench import controlplane
-from bench.controlplane import ControlPlane, free_port
+from bench.controlplane import ControlPlane
 from bench.throughput import create_all
 from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api, Resource, connect
 
@@ -120,7 +122,7 @@ async def measure_live(shares: list[Json], pods: list[Json]) -> LiveResult:
 
 
 async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int) -> LiveResult:
-    probe_port, metrics_port = free_port(), free_port()
+    probe_port, metrics_port = unused_port(), unused_port()
     pids = {name: plane.processes[name].pid for name in ("apiserver", "etcd")}
     before = {name: processor_seconds(pid) for name, pid in pids.items()}
     expected = share_count or pod_count  # where there is none, the operator makes one for each pod

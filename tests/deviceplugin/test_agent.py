@@ -14,7 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
+from devcluster.loopback import unused_port
 from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 
 from gpushare.core.api import ConditionStatus, names

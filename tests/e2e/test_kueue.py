@@ -16,9 +16,9 @@ from typing import Any, Self
 import kueuemanager
 import pytest
 from certificates import make_pair
+from devcluster.loopback import unused_port
 from kueuemanager import CONFIGURATIONS, DEFINITIONS, QUEUED, Processes, reserved_percent, until
 from livecluster import H200_SM_COUNT, Cluster, Namespace, decided
-from loopback import unused_port
 
 from gpushare.core.api import names
 from gpushare.kube import CONFIGMAPS, PODS, Api, Resource, Retryable, connect

@@ -19,8 +19,8 @@ import yaml
 from certificates import make_pair
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from devcluster.loopback import unused_port
 from installed import lacking
-from loopback import unused_port
 from tests.operator.admissionclient import Client, Serving
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 

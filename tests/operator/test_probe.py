@@ -64,12 +64,10 @@ class Probed:
 
 
 @pytest.fixture
-async def probed(
-    monkeypatch: pytest.MonkeyPatch, unused_tcp_port_factory: Callable[[], int]
-) -> AsyncIterator[Probed]:
+async def probed(monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[], int]) -> AsyncIterator[Probed]:
     monkeypatch.setattr(running, "connect", lambda **_: nullcontext(FakeApi()))
     monkeypatch.setattr(running, "_BEAT_SECONDS", 0.0)
-    clock, ports = Clock(), (unused_tcp_port_factory(), unused_tcp_port_factory())
+    clock, ports = Clock(), (free_ports(), free_ports())
     variables = {"GPUSHARE_METRICS_PORT": str(ports[0]), "GPUSHARE_PROBE_PORT": str(ports[1])}
     operator = Operator(Environment.read(variables), clock=clock)
     await operator.start()
@@ -152,12 +150,10 @@ async def test_kopfs_own_probe_which_an_older_chart_asks_tells_the_same(probed: 
         await handlers.reconciler(memo=memo)
 
 
-async def test_the_probe_fails_while_kopf_ends(
-    monkeypatch: pytest.MonkeyPatch, unused_tcp_port_factory: Callable[[], int]
-) -> None:
+async def test_the_probe_fails_while_kopf_ends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """One of Kopf's own tasks returns, and Kopf ends: until its cleanup the event loop and our tasks still run."""
     monkeypatch.setattr(running, "connect", lambda **_: nullcontext(FakeApi()))
-    operator = Operator(Environment.read({"GPUSHARE_METRICS_PORT": str(unused_tcp_port_factory())}))
+    operator = Operator(Environment.read({"GPUSHARE_METRICS_PORT": str(free_port)}))
     told: list[str] = []
     ends = asyncio.Event()
 

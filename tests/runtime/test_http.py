@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from certificates import make_pair
+from devcluster.loopback import unused_port
 from prometheus_client import CollectorRegistry, Gauge
 
 from gpushare.runtime import certificates
@@ -147,7 +148,7 @@ def test_an_answer_that_is_not_taken_ends_its_connection():
         assert received < 16 * 2**20, "the rest was never sent"
 
 
-def test_whoever_takes_all_of_metrics_keeps_no_probe_waiting(unused_tcp_port_factory):
+def test_whoever_takes_all_of_metrics_keeps_no_probe_waiting():
     """A scrape that never ends stands for any flood: the thread and all connections of metrics are taken."""
     begun, over = threading.Event(), threading.Event()
 
@@ -158,7 +159,7 @@ def test_whoever_takes_all_of_metrics_keeps_no_probe_waiting(unused_tcp_port_fac
 
     limits = HttpLimits(connections=4, request_seconds=10 * PATIENCE_SECONDS)
     routes = {"/metrics": endless, "/healthz": ok}
-    ports = (unused_tcp_port_factory(), unused_tcp_port_factory())
+    ports = (unused_port(), unused_port())
     server = MetricsAndProbes(routes, *ports, {}, address="127.0.0.1", limits=limits)
     scraped, probed = server.servers
     server.start()
@@ -196,9 +197,9 @@ def test_a_server_that_is_closed_as_soon_as_it_was_started_ends():
         assert not server._thread.is_alive()
 
 
-def test_if_one_port_is_in_use_the_other_is_free_again(unused_tcp_port_factory):
+def test_if_one_port_is_in_use_the_other_is_free_again():
     """The operator tries again until both are free."""
-    ports = (unused_tcp_port_factory(), unused_tcp_port_factory())
+    ports = (unused_port(), unused_port())
     with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(OSError, match="in use"):
         MetricsAndProbes({"/healthz": ok}, *ports, {}, address="127.0.0.1")
     server = MetricsAndProbes({"/healthz": ok}, *ports, {}, address="127.0.0.1")

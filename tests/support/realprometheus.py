@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster import debian
+from devcluster.loopback import unused_port
 from devcluster.progress import Failed
 from installed import lacking
 
@@ -37,9 +37,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{unused_port()}"
         written = folder / "prometheus.yml"
         written.write_text(json.dumps(config or {}))
         self.log = folder / "log"
