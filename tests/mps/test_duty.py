@@ -6,7 +6,7 @@ import math
 
 import pytest
 from blocks import blocks
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.mps.asks import LEASE_SECONDS, ThrottleAsk, ThrottleAsks
@@ -88,6 +88,51 @@ def test_without_lateness_the_duty_is_exact_and_no_freeze_is_longer_than_half_a_
     drive(run, {}, 1.0)
     assert 1 - run.frozen_seconds("a") / 30.0 == pytest.approx(max(MIN_DUTY_RATIO, duty), abs=0.02)
     assert run.longest("a") <= MAX_FREEZE_SECONDS + TOLERANCE
+
+
+several = st.lists(st.floats(MIN_DUTY_RATIO, 1), min_size=2, max_size=len(UIDS))
+
+
+@settings(max_examples=40)
+@given(several, st.randoms(use_true_random=False))
+def test_every_duty_is_kept_though_one_waits_for_the_other(wishes, random):
+    run, asks = Run(), dict(zip(UIDS, map(ThrottleAsk, wishes), strict=False))
+    drive(run, asks, 30.0, lambda: random.uniform(0, 0.02))
+    drive(run, {}, 1.0)
+    running = [1 - run.frozen_seconds(uid) / 30.0 for uid in asks]
+    assert running == pytest.approx(wishes, abs=0.04)
+
+
+@settings(max_examples=40)
+@given(several, st.randoms(use_true_random=False))
+def test_little_more_is_frozen_together_than_the_duties_need(wishes, random):
+    """Of each second, the frozen times beyond one second overlap. At the same phase 0.5 of two halves would."""
+    run, asks = Run(), dict(zip(UIDS, map(ThrottleAsk, wishes), strict=False))
+    drive(run, asks, 10.0)  # until they have found their order
+    begun = run.now
+    drive(run, asks, 30.0, lambda: random.uniform(0, 0.02))
+    drive(run, {}, 1.0)
+    ends = [
+        (at, step)
+        for pairs in run.freezes.values()
+        for pair in pairs
+        for at, step in zip(pair, (1, -1), strict=True)
+    ]
+    together, frozen, before = 0.0, 0, begun
+    for at, step in sorted(ends):
+        together += max(0.0, at - max(before, begun)) * max(0, frozen - 1)
+        frozen, before = frozen + step, at
+    needed = max(0.0, sum(1 - wish for wish in wishes) - 1)
+    assert together / 30.0 <= needed + 0.15
+
+
+def test_a_reading_lets_nobody_wait_and_waits_for_nobody():
+    run = Run()
+    run.look(beating({"a": ThrottleAsk(0.5), "b": ThrottleAsk(stopped_until=START + 1.0)}, START))
+    assert run.state.frozen == {"a", "b"}
+    run = Run()
+    run.look(beating({"a": ThrottleAsk(stopped_until=START + 1.0), "b": ThrottleAsk(0.5)}, START))
+    assert run.state.frozen == {"a", "b"}
 
 
 @pytest.mark.parametrize(("duty", "freeze", "period"), [(0.5, 0.5, 1.0), (0.8, 0.2, 1.0), (0.1, 0.5, 0.5 / 0.9)])

@@ -259,7 +259,7 @@ def test_a_gpu_that_appears_later_is_throttled_too(node):
 
 
 def test_the_end_thaws_everyone(node):
-    node.ask(pod=ThrottleAsk(0.2), other=ThrottleAsk(0.3))
+    node.ask(pod=ThrottleAsk(0.2), other=ThrottleAsk(stopped_until=node.now + 1.0))
     node.look()
     assert node.throttle.frozen == {POD, OTHER}
     assert node.throttle.thaw_all()

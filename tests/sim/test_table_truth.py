@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.data import H200_TABLE
+from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
+from gpushare.mps.duty import MIN_DUTY_RATIO, NOBODY, schedule
 from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.jobs import SimulationError, mixture
 from gpushare.sim.table_truth import TableTruth
@@ -153,6 +155,31 @@ def test_freezing_is_the_mixture_of_the_sets_with_and_without_the_frozen(small):
     assert mixture(rates, pair, (1.0, 1.0)) == pytest.approx((0.6, 0.5))
     # b runs a quarter of the time: a makes 0.6 beside it and 0.8 alone under its cap
     assert mixture(rates, pair, (1.0, 0.25)) == pytest.approx((0.25 * 0.6 + 0.75 * 0.8, 0.25 * 0.5))
-    # both half of the time, in cycles of their own: together a quarter, each alone a quarter, nobody a quarter
-    assert mixture(rates, pair, (0.5, 0.5)) == pytest.approx((0.25 * 0.6 + 0.25 * 0.8, 0.25 * 0.5 + 0.25 * 1.0))
+    # both half of the time: in turn
+    assert mixture(rates, pair, (0.5, 0.5)) == pytest.approx((0.5 * 0.8, 0.5 * 1.0))
+    # in turn as far as it goes: a tenth of the time nobody runs
+    assert mixture(rates, pair, (0.5, 0.4)) == pytest.approx((0.5 * 0.8, 0.4 * 1.0))
+    assert mixture(rates, pair, (0.5, 0.7)) == pytest.approx((0.2 * 0.6 + 0.3 * 0.8, 0.2 * 0.5 + 0.5 * 1.0))
     assert mixture(rates, pair, (1.0, 0.0)) == pytest.approx((0.8, 0.0))
+    assert mixture(rates, pair, (0.0, 0.0)) == (0.0, 0.0)
+    assert mixture(rates, (), ()) == ()
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.floats(MIN_DUTY_RATIO, 1.0), min_size=2, max_size=2)
+    | st.lists(st.floats(0.7, 1.0), min_size=3, max_size=3)
+)
+def test_as_many_run_at_a_time_as_under_the_throttle(duties):
+    def those_who_run(of):
+        return (float(len(of)),) * len(of)
+
+    pods = {str(index): ThrottleAsk(duty) for index, duty in enumerate(duties)}
+    state, now, total = NOBODY, 0.0, 0.0
+    while now < 60.0:
+        state = schedule(state, ThrottleAsks(pods, now), now)
+        after = min(state.look_at, now + 1.0, 60.0)
+        if now >= 10.0:  # until then they find their order
+            total += (after - now) / 50.0 * (len(duties) - len(state.frozen)) ** 2
+        now = after
+    assert sum(mixture(those_who_run, ("x",) * len(duties), duties)) == pytest.approx(total, abs=0.25)

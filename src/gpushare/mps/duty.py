@@ -71,6 +71,10 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
        freezes a pod no longer than one that stays.
     3. A frozen pod is thawed once it has had the frozen time it is owed, or after the longest freeze.
     4. A running pod is frozen once it has run long enough since its last freeze and is owed a whole freeze.
+    5. It waits for the end of another pod's freeze, as long as its own duty is kept all the same: one pod after
+       the other, as placement assumes (`core.placement.duties`). Together, those that they disturb would be alone
+       for a part of the time and beside all of them for the rest, which helps them less than it costs the frozen.
+       A reading neither waits nor lets others wait.
     """
     live = asks.live(now)
     cycles: dict[str, Cycle] = {}
@@ -80,9 +84,14 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
             thawed = _thaw(cycle, now, math.inf) if cycle.is_frozen else cycle
             cycles[uid] = replace(thawed, owed_seconds=0.0, seen_at=now)
     for uid, ask in live.items():
-        cycle = _next(before.cycles.get(uid) or _new(ask, now), ask, now)
-        cycles[uid] = cycle
-        looks.append(_look_at(cycle, ask, now))
+        cycles[uid] = _until_now(before.cycles.get(uid) or _new(ask, now), ask, now)
+    taken = any(cycles[uid].is_frozen and not _is_stop(ask, now) for uid, ask in live.items())
+    for uid, ask in sorted(live.items(), key=lambda each: _can_wait_seconds(cycles[each[0]], each[1])):
+        cycle = cycles[uid]
+        if _may_begin(cycle, ask, now) and (_is_stop(ask, now) or not (taken and _can_wait(cycle))):
+            cycles[uid] = replace(cycle, is_frozen=True, since=now, is_stopped=_is_stop(ask, now))
+            taken = taken or not _is_stop(ask, now)
+    looks.extend(_look_at(cycles[uid], ask, now, taken) for uid, ask in live.items())
     return Schedule(cycles, min(looks, default=math.inf))
 
 
@@ -117,7 +126,8 @@ def _is_stop(ask: ThrottleAsk, now: float) -> bool:
     return ask.stopped_until is not None and now < ask.stopped_until
 
 
-def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
+def _until_now(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
+    """Return the cycle with what was owed since the last look; thawed if its freeze is over."""
     duty = duty_in_force(ask)
     elapsed = max(0.0, now - cycle.seen_at)
     owed = cycle.owed_seconds + (1.0 - duty) * elapsed - (elapsed if cycle.is_frozen else 0.0)
@@ -129,10 +139,25 @@ def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
         if spent < limit - _EPSILON and (stop or owed > _EPSILON):
             return replace(cycle, is_stopped=cycle.is_stopped or stop)
         return _thaw(cycle, now, duty / (1.0 - duty) if duty < 1.0 else math.inf)
-    is_due = stop or (duty < 1.0 and owed >= _due_seconds(duty) - _EPSILON)
-    if is_due and spent >= cycle.rest_seconds - _EPSILON:
-        return replace(cycle, is_frozen=True, since=now, is_stopped=stop)
     return cycle
+
+
+def _may_begin(cycle: Cycle, ask: ThrottleAsk, now: float) -> bool:
+    """Return whether the pod runs, has run for long enough, and is owed a whole freeze or to be read."""
+    duty = duty_in_force(ask)
+    is_due = _is_stop(ask, now) or (duty < 1.0 and cycle.owed_seconds >= _due_seconds(duty) - _EPSILON)
+    return not cycle.is_frozen and is_due and now - cycle.since >= cycle.rest_seconds - _EPSILON
+
+
+def _can_wait(cycle: Cycle) -> bool:
+    """Return whether a freeze that is put off is still made up for; beyond the longest, it is not."""
+    return cycle.owed_seconds < MAX_FREEZE_SECONDS - _EPSILON
+
+
+def _can_wait_seconds(cycle: Cycle, ask: ThrottleAsk) -> float:
+    """Return for how long a running pod's freeze can be put off."""
+    duty = duty_in_force(ask)
+    return (MAX_FREEZE_SECONDS - cycle.owed_seconds) / (1.0 - duty) if duty < 1.0 else math.inf
 
 
 def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
@@ -142,7 +167,7 @@ def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
     return replace(cycle, is_frozen=False, since=now, rest_seconds=rest, is_stopped=False)
 
 
-def _look_at(cycle: Cycle, ask: ThrottleAsk, now: float) -> float:
+def _look_at(cycle: Cycle, ask: ThrottleAsk, now: float, taken: bool) -> float:
     duty, stop = duty_in_force(ask), _is_stop(ask, now)
     if cycle.is_frozen and stop:
         return min(ask.stopped_until or now, cycle.since + MAX_STOP_SECONDS)
@@ -153,4 +178,7 @@ def _look_at(cycle: Cycle, ask: ThrottleAsk, now: float) -> float:
         return max(now, rested)
     if duty >= 1.0:
         return math.inf
-    return max(now, rested, now + (_due_seconds(duty) - cycle.owed_seconds) / (1.0 - duty))
+    begins = now + (_due_seconds(duty) - cycle.owed_seconds) / (1.0 - duty)
+    if taken and begins <= now + _EPSILON:  # it waits; the other's thaw brings a look of its own
+        begins = now + _can_wait_seconds(cycle, ask)
+    return max(now, rested, begins)

@@ -313,28 +313,38 @@ def mixture(
     kinds: tuple[TenantKind, ...],
     duties: Sequence[float],
 ) -> tuple[float, ...]:
-    """Return the progress of tenants of which some are frozen for a part of the time, each in its own cycle.
+    """Return the progress of tenants of which some are frozen for a part of the time, one after the other.
 
-    Exact for independent cycles, as the freezer's: each subset counts for the part of the time in which exactly
-    its members are not frozen.
+    As the throttle does it (`mps.duty`): freezes overlap only where they don't fit one after the other.
 
     Args:
         rates_of: returns the progress of a running set.
         duties: part of the time in which each tenant runs, 0 to 1.
     """
-    throttled = [index for index, duty in enumerate(duties) if duty < 1.0]
-    if not throttled:
+    if not any(duty < 1.0 for duty in duties):
         return rates_of(kinds) if kinds else ()
     total = [0.0] * len(kinds)
-    for runs in itertools.product((True, False), repeat=len(throttled)):
-        weight = math.prod(duties[at] if on else 1.0 - duties[at] for at, on in zip(throttled, runs, strict=True))
-        frozen = {at for at, on in zip(throttled, runs, strict=True) if not on}
-        running = [index for index in range(len(kinds)) if index not in frozen]
-        if weight > 0 and running:
-            rates = rates_of(tuple(kinds[index] for index in running))
-            for index, rate in zip(running, rates, strict=True):
-                total[index] += weight * rate
+    for weight, running in _turns(duties):
+        rates = rates_of(tuple(kinds[index] for index in running)) if running else ()
+        for index, rate in zip(running, rates, strict=True):
+            total[index] += weight * rate
     return tuple(total)
+
+
+def _turns(duties: Sequence[float]) -> list[tuple[float, list[int]]]:
+    """Return the parts of a period, and who runs in each: each freeze begins where the one before ends."""
+    begins = list(itertools.accumulate((1.0 - duty for duty in duties), initial=0.0))
+    edges = sorted({0.0, 1.0, *(at % 1.0 for at in begins)})
+    turns = []
+    for start, end in itertools.pairwise(edges):
+        middle = (start + end) / 2
+        running = [
+            index
+            for index, (begin, duty) in enumerate(zip(begins, duties, strict=False))
+            if (middle - begin) % 1.0 >= 1.0 - duty
+        ]
+        turns.append((end - start, running))
+    return turns
 
 
 OnSpan = Callable[[JobCluster, Mapping[int, float], float], None]
