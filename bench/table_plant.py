@@ -11,6 +11,7 @@ import numpy as np
 from gpushare import data
 from gpushare.core.admission import Defaults
 from gpushare.core.api import JobClass
+from gpushare.core.control.turns import turns
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, promised_progress
 from gpushare.research.dataset import Dataset, parse
@@ -42,14 +43,11 @@ class MeasuredSet:
         return replace(self, promises=tuple(promises), latency=self.latency | {position})
 
     def at(self, duties: Sequence[float]) -> list[float]:
-        """Return everyone's progress while each runs for its duty's part of the time, at random phase."""
+        """Return everyone's progress while each runs for its duty's part of the time, frozen in turn."""
         found = [0.0] * len(self.members)
-        for subset, rates in self.progress.items():
-            weight = 1.0
-            for position, duty in enumerate(duties):
-                weight *= duty if position in subset else 1.0 - duty
-            for position, rate in rates.items():
-                found[position] += weight * rate
+        for share, running in turns(duties):
+            for position, rate in self.progress.get(frozenset(running), {}).items():
+                found[position] += share * rate
         return found
 
     @cached_property
@@ -82,15 +80,20 @@ class MeasuredSet:
         """Return everyone's progress for every combination of duties; latency pods are not throttled."""
         grid = np.append(np.arange(least, 1.0 - step / 2, step), 1.0)
         axes = [np.ones(1) if position in self.latency else grid for position in range(len(self.members))]
-        duties = np.meshgrid(*axes, indexing="ij")
-        found = [np.zeros(duties[0].shape) for _ in self.members]
-        for subset, rates in self.progress.items():
-            weight = np.ones(duties[0].shape)
-            for position, duty in enumerate(duties):
-                weight = weight * (duty if position in subset else 1.0 - duty)
-            for position, rate in rates.items():
-                found[position] = found[position] + weight * rate
-        return found
+        duties = np.stack(np.meshgrid(*axes, indexing="ij"))
+        rates = np.zeros((2 ** len(duties), len(duties)))  # by the running set, as bits
+        for subset, found in self.progress.items():
+            rates[sum(1 << position for position in subset), list(found)] = list(found.values())
+        # core.control.turns, for all combinations together
+        ends = np.cumsum(1.0 - duties, axis=0)
+        begins = ends - (1.0 - duties)
+        edges = np.sort(np.concatenate([begins % 1.0, ends[-1:] % 1.0, np.ones_like(ends[:1])]), axis=0)
+        progress = np.zeros_like(duties)
+        for start, end in itertools.pairwise(edges):
+            is_running = ((start + end) / 2 - begins) % 1.0 >= 1.0 - duties
+            bits = sum(each.astype(int) << position for position, each in enumerate(is_running))
+            progress += (end - start) * np.moveaxis(rates[bits], -1, 0)
+        return list(progress)
 
 
 def read_table() -> Dataset:

@@ -16,6 +16,7 @@ from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 from gpushare.core.admission import Defaults
 from gpushare.core.api import CapPoint, JobClass, WorkloadPhase, WorkloadSignature
 from gpushare.core.control import WatchReason, WatchSettings
+from gpushare.core.control.turns import turns
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.progress import Prior
 from gpushare.mps.asks import ThrottleAsks
@@ -69,11 +70,10 @@ def made(name: str, running: Sequence[str]) -> float:
 
 
 def mixture(name: str, duties: dict[str, float]) -> float:
-    """What a tenant makes when the others are stopped for part of the time, independently of each other."""
-    sets: list[tuple[float, tuple[str, ...]]] = [(1.0, ())]
-    for each, duty in duties.items():
-        sets = [s for w, running in sets for s in ((w * duty, (*running, each)), (w * (1 - duty), running))]
-    return sum(weight * made(name, running) for weight, running in sets if weight)
+    """What a tenant makes when tenants are stopped for part of the time, one after the other."""
+    names = list(duties)
+    sets = [(share, [names[at] for at in running]) for share, running in turns([*duties.values()])]
+    return sum(share * made(name, running) for share, running in sets)
 
 
 class Node:

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
+from gpushare.core.control.turns import turns
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile
 from gpushare.core.placement import (
@@ -87,14 +88,10 @@ def programs() -> Mapping[str, Program]:
 def under(duties: Sequence[float], *tenants: Program) -> list[float]:
     """Return the progress of tenants that run parts of the time: the mixture of the sets that run."""
     made = [0.0] * len(tenants)
-    for runs in itertools.product((False, True), repeat=len(tenants)):
-        part = 1.0
-        for duty, is_on in zip(duties, runs, strict=True):
-            part *= duty if is_on else 1.0 - duty
-        present = [at for at, is_on in enumerate(runs) if is_on]
-        if part and present:
-            for at, progress in zip(present, truth(*(tenants[at] for at in present)), strict=True):
-                made[at] += part * progress
+    for share, running in turns(duties):
+        if share and running:
+            for at, progress in zip(running, truth(*(tenants[at] for at in running)), strict=True):
+                made[at] += share * progress
     return made
 
 

@@ -7,13 +7,13 @@ whole GPU.
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gpushare.core.api import JobClass
+from gpushare.core.control.turns import turns
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
@@ -315,8 +315,6 @@ def mixture(
 ) -> tuple[float, ...]:
     """Return the progress of tenants of which some are frozen for a part of the time, one after the other.
 
-    As the throttle does it (`mps.duty`): freezes overlap only where they don't fit one after the other.
-
     Args:
         rates_of: returns the progress of a running set.
         duties: part of the time in which each tenant runs, 0 to 1.
@@ -324,27 +322,11 @@ def mixture(
     if not any(duty < 1.0 for duty in duties):
         return rates_of(kinds) if kinds else ()
     total = [0.0] * len(kinds)
-    for weight, running in _turns(duties):
+    for weight, running in turns(duties):
         rates = rates_of(tuple(kinds[index] for index in running)) if running else ()
         for index, rate in zip(running, rates, strict=True):
             total[index] += weight * rate
     return tuple(total)
-
-
-def _turns(duties: Sequence[float]) -> list[tuple[float, list[int]]]:
-    """Return the parts of a period, and who runs in each: each freeze begins where the one before ends."""
-    begins = list(itertools.accumulate((1.0 - duty for duty in duties), initial=0.0))
-    edges = sorted({0.0, 1.0, *(at % 1.0 for at in begins)})
-    turns = []
-    for start, end in itertools.pairwise(edges):
-        middle = (start + end) / 2
-        running = [
-            index
-            for index, (begin, duty) in enumerate(zip(begins, duties, strict=False))
-            if (middle - begin) % 1.0 >= 1.0 - duty
-        ]
-        turns.append((end - start, running))
-    return turns
 
 
 OnSpan = Callable[[JobCluster, Mapping[int, float], float], None]

@@ -8,6 +8,7 @@ from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, WatchedTenant, WatchSettings
 from gpushare.core.control.relief import LEAST_EFFECT, KnownTenants, given_back, let_go, may_be_throttled, relieved
 from gpushare.core.control.response import Response
+from gpushare.core.control.turns import presence
 
 SETTINGS = WatchSettings()
 
@@ -70,6 +71,27 @@ def test_a_throttle_is_let_go_where_everyone_who_feels_it_keeps_room():
 RATIO = st.floats(0.0, 1.0)
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.fixed_dictionaries(dict.fromkeys("abc", RATIO)),
+    st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), RATIO),
+    st.fixed_dictionaries(dict.fromkeys("abc", st.floats(0.1, 1.0))),
+)
+def test_progress_is_the_response_to_who_is_present_for_the_time_that_it_runs(alone, effects, duties):
+    scene = known(dict.fromkeys("abc", 0.5), alone, effects, duties=duties)
+    for uid, response in scene.responses.items():
+        assert scene.progress(uid, duties) == pytest.approx(duties[uid] * response.running(presence(duties, uid)))
+
+
+def test_more_time_of_its_own_is_time_beside_all_who_run_then():
+    scene = known(dict.fromkeys("abc", 0.5), dict.fromkeys("abc", 1.0), {("a", "b"): 0.3, ("a", "c"): 0.2})
+    assert scene.slope("a", {"a": 0.5, "b": 0.6, "c": 1.0}) == pytest.approx(1.0 - 0.3 - 0.2)
+    assert scene.slope("a", {"a": 0.5, "b": 0.4, "c": 1.0}) == pytest.approx(1.0 - 0.2), "b runs while a is frozen"
+    duties = {"a": 0.5, "b": 0.6, "c": 1.0}
+    more = scene.progress("a", {**duties, "a": 0.6}) - scene.progress("a", duties)
+    assert more == pytest.approx(0.1 * scene.slope("a", duties))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.fixed_dictionaries(dict.fromkeys("abcd", RATIO)),
@@ -95,21 +117,20 @@ def test_relief_never_costs_anyone_its_own_promise_and_stops_when_nobody_lacks(
 def relieved_plainly(scene, broken, *, margin, max_step, step=0.02):
     """The same search as its description reads: who lacks, who could give and who helps is sorted at each step."""
     found = dict(scene.duties)
-    running = {uid: response.running(found) for uid, response in scene.responses.items()}
 
     def lower(uid):
         return max(SETTINGS.min_duty, scene.duties[uid] - max_step, found[uid] - step)
 
     def height(uid):
-        return found[uid] * running[uid] / max(step, scene.tenants[uid].promise), uid
+        return scene.progress(uid, found) / max(step, scene.tenants[uid].promise), uid
 
     def can_give(uid):
         is_asked = uid not in broken and may_be_throttled(scene.tenants[uid], SETTINGS)
-        is_left = lower(uid) * running[uid] >= scene.tenants[uid].promise + margin
+        is_left = scene.progress(uid, {**found, uid: lower(uid)}) >= scene.tenants[uid].promise + margin
         return is_asked and lower(uid) < found[uid] and is_left
 
     def lacks(uid):
-        return found[uid] * running[uid] < scene.tenants[uid].promise + margin
+        return scene.progress(uid, found) < scene.tenants[uid].promise + margin
 
     while lacking := sorted(filter(lacks, broken), key=height):
         donors = sorted(filter(can_give, scene.tenants), key=height, reverse=True)
@@ -118,9 +139,6 @@ def relieved_plainly(scene, broken, *, margin, max_step, step=0.02):
         donor = next(helping, None)
         if donor is None:
             break
-        given_time = found[donor] - lower(donor)
-        for uid, response in scene.responses.items():
-            running[uid] += response.effect(donor) * given_time
         found[donor] = lower(donor)
     return {uid: round(duty, 3) for uid, duty in found.items()}
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from gpushare.core.api import JobClass
 from gpushare.core.control.response import Response
+from gpushare.core.control.turns import presence, together
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
 
 _STEP: Final = 0.02
@@ -41,11 +42,19 @@ class KnownTenants:
 
     def progress(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return a tenant's expected progress under these duties."""
-        return duties[uid] * self.responses[uid].running(duties)
+        return self.progress_at(uid, duties[uid], duties)
+
+    def progress_at(self, uid: str, own: float, duties: Mapping[str, float]) -> float:
+        """Return a tenant's expected progress under its `own` duty and the others' duties."""
+        made = own * self.responses[uid].level
+        for other, cost in self.costs[uid].items():
+            if other in duties:
+                made -= cost * together(own, duties[other])
+        return max(0.0, made)
 
     def error(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return the standard error of `progress`."""
-        return duties[uid] * self.responses[uid].running_error(duties)
+        return duties[uid] * self.responses[uid].running_error(presence(duties, uid))
 
     def room(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return how far the tenant's expected progress is above its promise; negative if below."""
@@ -55,10 +64,16 @@ class KnownTenants:
         """Return how much the total progress changes from the present duties to others, and its standard error."""
         more = sum(self.progress(uid, after) - self.progress(uid, self.duties) for uid in self.tenants)
         errors = [
-            each.change_error(self.duties, after, own=(self.duties[uid], after[uid]))
+            each.change_error(presence(self.duties, uid), presence(after, uid), own=(self.duties[uid], after[uid]))
             for uid, each in self.responses.items()
         ]
         return more, math.hypot(*errors)
+
+    def slope(self, uid: str, duties: Mapping[str, float]) -> float:
+        """Return how much progress a tenant gains per time that it runs more: others run then, too."""
+        own = duties[uid]
+        costs = sum(cost for other, cost in self.costs[uid].items() if own + duties.get(other, 0.0) >= 1.0)
+        return max(_STEP, self.responses[uid].level - costs)
 
     def height(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return the expected progress as a multiple of the promise."""
@@ -91,9 +106,9 @@ def relieved(
         broken: the known tenants to help.
     """
     found = dict(duties)
-    running = {uid: response.running(duties) for uid, response in known.responses.items()}
+    progress = {uid: known.progress(uid, duties) for uid in known.responses}
     enough = {uid: tenant.promise + margin for uid, tenant in known.tenants.items()}
-    if all(found[uid] * running[uid] >= enough[uid] for uid in broken):
+    if all(progress[uid] >= enough[uid] for uid in broken):
         return _rounded(found)
     lowest = {
         uid: max(settings.min_duty, duties[uid] - max_step)
@@ -110,23 +125,21 @@ def relieved(
         """Return the donor furthest above its promise that can give a step (most of the search's time)."""
         best, highest = None, -math.inf
         for uid in donors:
-            duty, progress = found[uid], running[uid]
+            duty, height = found[uid], progress[uid] / scale[uid]
             lower = max(lowest[uid], duty - _STEP)
-            if lower < duty and lower * progress >= enough[uid] and duty * progress / scale[uid] >= highest:
-                best, highest = uid, duty * progress / scale[uid]
+            if lower < duty and height >= highest and known.progress_at(uid, lower, found) >= enough[uid]:
+                best, highest = uid, height
         return best
 
-    while lacking := [uid for uid in broken if found[uid] * running[uid] < enough[uid]]:
-        lacking.sort(key=lambda uid: (found[uid] * running[uid] / scale[uid], uid))
+    while lacking := [uid for uid in broken if progress[uid] < enough[uid]]:
+        lacking.sort(key=lambda uid: (progress[uid] / scale[uid], uid))
         donor = next(filter(None, (best_of(helpers[victim]) for victim in lacking)), None)
         if donor is None:
             break
-        lower = max(lowest[donor], found[donor] - _STEP)
-        given = found[donor] - lower
+        found[donor] = max(lowest[donor], found[donor] - _STEP)
         for uid, costs in felt.items():
-            if donor in costs:
-                running[uid] += costs[donor] * given
-        found[donor] = lower
+            if donor in costs or uid == donor:
+                progress[uid] = known.progress(uid, found)
     return _rounded(found)
 
 
@@ -142,9 +155,10 @@ def given_back(
     A tenant in `broken` gets more time already when it is less than half of `margin` above its promise.
     """
     found = dict(duties)
-    for uid, response in known.responses.items():
-        if duties[uid] < FREE and known.room(uid, duties) < (margin / 2 if uid in broken else 0.0):
-            needed = (known.tenants[uid].promise + margin) / max(_STEP, response.running(duties))
+    for uid in known.responses:
+        room = known.room(uid, duties)
+        if duties[uid] < FREE and room < (margin / 2 if uid in broken else 0.0):
+            needed = duties[uid] + (margin - room) / known.slope(uid, duties)
             found[uid] = round(min(FREE, max(duties[uid], needed)), 3)
     return found
 

@@ -1,14 +1,15 @@
 """The estimated cost of each tenant's running to another one, updated with every window.
 
-If a tenant is frozen for part of the time, its neighbours run in a mixture of the sets with and without it. So a
-neighbour's progress while it runs is close to linear in the duties of the others:
+If a tenant is frozen for part of the time, its neighbours run in a mixture of the sets with and without it.
+Tenants are frozen one after the other. So a neighbour's progress while it runs is linear in the presence of the
+others: the parts of its own running time in which they run as well (`core.control.turns`).
 
-    progress while running = alone - sum over the others of effect * duty
+    progress while running = alone - sum over the others of effect * presence
 
-A Kalman filter estimates the level `alone` and the effects together. At first an effect is about as likely large
-as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and each change of
-a duty shows which neighbour has which effect. Of a neighbour that hardly uses the GPU it is known beforehand that
-it costs next to nothing. Plain floats: the agent loads no numpy.
+A Kalman filter estimates the level `alone` and the effects together. At first an effect is about as likely
+large as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and each
+change of a neighbour's presence shows its effect. Of a neighbour that hardly uses the GPU it is known
+beforehand that it costs next to nothing. Plain floats: the agent loads no numpy.
 """
 
 import math
@@ -42,14 +43,14 @@ _Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Dependence of one tenant's progress on its neighbours' duties.
+    """Dependence of one tenant's progress on its neighbours' presence.
 
     Attributes:
         neighbours: their uids, in the order of `mean[1:]`.
         mean: the level, then the effect of each neighbour.
         covariance: of `mean`.
         windows: number of windows since its neighbours last changed.
-        row: 1, then the negated duties of the neighbours in the last window; empty before the first window.
+        row: 1, then the negated presence of the neighbours in the last window; empty before the first window.
         light: neighbours that are known to hardly use the GPU, which `mean` takes into account.
     """
 
@@ -64,6 +65,11 @@ class Response:
     def unseen(cls, alone: float) -> "Response":
         """Return the prior estimate for a tenant without neighbours."""
         return cls((), (alone,), ((_LEVEL_ERROR**2,),))
+
+    @property
+    def level(self) -> float:
+        """Return the progress while it runs without neighbours."""
+        return self.mean[0]
 
     def effect(self, neighbour: str) -> float:
         """Return what an unthrottled neighbour costs this tenant, as a ratio of at least 0."""
@@ -124,37 +130,41 @@ class Response:
         """Return whether noise and changes of phase have led to impossible figures."""
         return not all(-_IMPOSSIBLE <= value <= 1.0 + _IMPOSSIBLE for value in self.mean)
 
-    def running(self, duties: Mapping[str, float]) -> float:
-        """Return the expected progress while it runs, with its neighbours at these duties."""
+    def running(self, presence: Mapping[str, float]) -> float:
+        """Return the expected progress while it runs, with its neighbours present for these parts of that time."""
         level, *effects = self.mean
         lost = 0.0
         for uid, effect in zip(self.neighbours, effects, strict=True):
             if effect > 0.0:
-                lost += effect * duties.get(uid, 0.0)
+                lost += effect * presence.get(uid, 0.0)
         return max(0.0, level - lost)
 
-    def running_error(self, duties: Mapping[str, float]) -> float:
+    def running_error(self, presence: Mapping[str, float]) -> float:
         """Return the standard error of `running`."""
-        row = self._row(duties)
+        row = self._row(presence)
         return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
 
     def change_error(
         self, before: Mapping[str, float], after: Mapping[str, float], *, own: tuple[float, float]
     ) -> float:
-        """Return the standard error of its change of progress from some duties to others."""
+        """Return the standard error of its change of progress from some presence of its neighbours to another.
+
+        Args:
+            own: its own duty before and after.
+        """
         rows = zip(self._row(before), self._row(after), strict=True)
         row = [own[1] * later - own[0] * former for former, later in rows]
         return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
 
-    def after(self, duties: Mapping[str, float], progress: float, error: float) -> "Response":
+    def after(self, presence: Mapping[str, float], progress: float, error: float) -> "Response":
         """Return the estimate after a window.
 
         Args:
-            duties: of the neighbours during the window; 0 for a neighbour that slept.
+            presence: of the neighbours while it ran; 0 for a neighbour that slept.
             progress: measured progress while it ran.
             error: standard error of `progress`.
         """
-        row, noise = self._row(duties), max(LEAST_ERROR, error) ** 2
+        row, noise = self._row(presence), max(LEAST_ERROR, error) ** 2
         before = _widened(self.covariance, _LEVEL_DRIFT, _EFFECT_DRIFT)
         spread = _spread(before, row)
         missed = progress - _dot(row, self.mean)
@@ -165,8 +175,8 @@ class Response:
         mean, covariance = _corrected(self.mean, before, spread, [each / expected for each in spread], missed)
         return Response(self.neighbours, mean, covariance, self.windows + 1, tuple(row), self.light)
 
-    def _row(self, duties: Mapping[str, float]) -> list[float]:
-        return [1.0, *(-duties.get(uid, 0.0) for uid in self.neighbours)]
+    def _row(self, presence: Mapping[str, float]) -> list[float]:
+        return [1.0, *(-presence.get(uid, 0.0) for uid in self.neighbours)]
 
 
 def _corrected(

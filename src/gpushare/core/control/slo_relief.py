@@ -12,6 +12,7 @@ from typing import Final
 from gpushare.core.backoff import Backoff
 from gpushare.core.control.relief import KnownTenants, may_be_throttled
 from gpushare.core.control.slo_reading import SloSign
+from gpushare.core.control.turns import presence
 from gpushare.core.control.window import WatchedTenant, WatchSettings
 
 _STEP: Final = 0.2  # most of a duty that is taken at once
@@ -131,8 +132,7 @@ def gives_a_step(
         reverse=True,
     )
     for uid in donors:
-        running = known.responses[uid].running(duties)
-        own = (known.tenants[uid].promise + settings.margin) / running if running > 0 else 1.0
+        own = duties[uid] - (known.room(uid, duties) - settings.margin) / known.slope(uid, duties)
         lower = max(settings.min_duty, own, duties[uid] - _STEP)
         if duties[uid] - lower >= _LEAST_STEP:
             return {**duties, uid: round(lower, 3)}
@@ -147,7 +147,10 @@ def is_neighbours_doing(known: KnownTenants, uid: str, relief: SloRelief) -> boo
     if relief.first_seconds is not None:
         return relief.has_helped
     response = known.responses.get(uid)
-    return response is not None and response.running({}) - response.running(known.duties) >= _LEAST_COST
+    if response is None:
+        return False
+    beside = presence(known.duties, uid)
+    return response.running({}) - response.running(beside) >= _LEAST_COST
 
 
 def signs_of(tenants: Iterable[WatchedTenant]) -> dict[str, SloSign]:

@@ -33,6 +33,7 @@ from gpushare.core.control.slo_relief import (
     is_neighbours_doing,
     signs_of,
 )
+from gpushare.core.control.turns import presence
 from gpushare.core.control.watch_state import GpuWatch, LeavingCause, TenantWatch
 from gpushare.core.control.window import (
     FREE,
@@ -197,7 +198,7 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
         response = (record.response or Response.unseen(each.alone)).beside(beside, light)
-        others = {uid: duty for uid, duty in ran.items() if uid != each.uid}
+        others = presence({**ran, each.uid: record.duty}, each.uid)
         error = each.error / record.duty
         running = min(each.progress / record.duty, 1.0 + 2 * error)  # no tenant runs faster than alone
         response = response.after(others, running, error)

@@ -1,0 +1,44 @@
+"""Who runs beside whom while several tenants are throttled: they are frozen one after the other (`mps.duty`)."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+
+def turns(duties: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
+    """Return the parts of a period, with the positions of those that run in each.
+
+    Each freeze begins where the one before it ends. So they overlap only where they are longer than a period
+    together; whose then do depends on the order.
+
+    Args:
+        duties: part of the time in which each runs, 0 to 1.
+    """
+    begins = list(itertools.accumulate((1.0 - duty for duty in duties), initial=0.0))
+    edges = sorted({0.0, 1.0, *(at % 1.0 for at in begins)})
+    found = []
+    for start, end in itertools.pairwise(edges):
+        middle = (start + end) / 2
+        running = (
+            position
+            for position, (begin, duty) in enumerate(zip(begins, duties, strict=False))
+            if (middle - begin) % 1.0 >= 1.0 - duty
+        )
+        found.append((end - start, tuple(running)))
+    return found
+
+
+def presence(duties: Mapping[str, float], uid: str) -> dict[str, float]:
+    """Return for which part of a tenant's own running time each other tenant runs as well; none if it never runs.
+
+    Args:
+        duties: of all tenants; 0 for one that sleeps or is gone.
+    """
+    own = duties[uid]
+    if own <= 0.0:
+        return {}
+    return {other: together(own, duty) / own for other, duty in duties.items() if other != uid}
+
+
+def together(one: float, other: float) -> float:
+    """Return the part of the time in which two tenants with these duties run beside each other."""
+    return max(0.0, one + other - 1.0)
