@@ -1,7 +1,7 @@
 """python -m bench COMMAND
 
 admission|awkward|first-pod|gate|hami|heap|imports|latency|learning|live-loop|loop|losses|operator|papers|retractions|sharing|
-throughput|tuning
+throughput|tuning|turns
 """
 
 import sys
@@ -30,6 +30,7 @@ COMMANDS = {
     "sharing": "bench.sharing.command",
     "throughput": "bench.throughput",
     "tuning": "bench.tuning",
+    "turns": "bench.turns",
 }
 
 if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
