@@ -11,7 +11,7 @@ import numpy as np
 from gpushare import data
 from gpushare.core.admission import Defaults
 from gpushare.core.api import JobClass
-from gpushare.core.control.turns import turns
+from gpushare.core.control import turns_of
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, promised_progress
 from gpushare.research.dataset import Dataset, parse
@@ -45,7 +45,7 @@ class MeasuredSet:
     def at(self, duties: Sequence[float]) -> list[float]:
         """Return everyone's progress while each runs for its duty's part of the time, frozen in turn."""
         found = [0.0] * len(self.members)
-        for share, running in turns(duties):
+        for share, running in turns_of(duties):
             for position, rate in self.progress.get(frozenset(running), {}).items():
                 found[position] += share * rate
         return found

@@ -21,7 +21,7 @@ def in_turn(programs: MeasuredSet, duties: Sequence[float]) -> list[float]:
     return programs.at(duties)
 
 
-def together(programs: MeasuredSet, duties: Sequence[float]) -> list[float]:
+def at_once(programs: MeasuredSet, duties: Sequence[float]) -> list[float]:
     """Return everyone's progress with the freezes of all throttled beginning together."""
     edges = sorted({0.0, *duties})
     found = [0.0] * len(duties)
@@ -44,7 +44,7 @@ def independently(programs: MeasuredSet, duties: Sequence[float]) -> list[float]
     return found
 
 
-WAYS = {"in turn": in_turn, "together": together, "independently": independently}
+WAYS = {"in turn": in_turn, "together": at_once, "independently": independently}
 
 
 def others_make(programs: MeasuredSet, member: int, goal: float, way: str) -> float | None:

@@ -15,8 +15,7 @@ from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import CapPoint, JobClass, WorkloadPhase, WorkloadSignature
-from gpushare.core.control import WatchReason, WatchSettings
-from gpushare.core.control.turns import turns
+from gpushare.core.control import WatchReason, WatchSettings, turns_of
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.progress import Prior
 from gpushare.mps.asks import ThrottleAsks
@@ -72,7 +71,7 @@ def made(name: str, running: Sequence[str]) -> float:
 def mixture(name: str, duties: dict[str, float]) -> float:
     """What a tenant makes when tenants are stopped for part of the time, one after the other."""
     names = list(duties)
-    sets = [(share, [names[at] for at in running]) for share, running in turns([*duties.values()])]
+    sets = [(share, [names[at] for at in running]) for share, running in turns_of([*duties.values()])]
     return sum(share * made(name, running) for share, running in sets)
 
 

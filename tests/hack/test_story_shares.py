@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
-from gpushare.core.control.turns import turns
+from gpushare.core.control import turns_of
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile
 from gpushare.core.placement import (
@@ -88,7 +88,7 @@ def programs() -> Mapping[str, Program]:
 def under(duties: Sequence[float], *tenants: Program) -> list[float]:
     """Return the progress of tenants that run parts of the time: the mixture of the sets that run."""
     made = [0.0] * len(tenants)
-    for share, running in turns(duties):
+    for share, running in turns_of(duties):
         if share and running:
             for at, progress in zip(running, truth(*(tenants[at] for at in running)), strict=True):
                 made[at] += share * progress

@@ -118,12 +118,12 @@ def test_little_more_is_frozen_together_than_the_duties_need(wishes, random):
         for pair in pairs
         for at, step in zip(pair, (1, -1), strict=True)
     ]
-    together, frozen, before = 0.0, 0, begun
+    overlapping, frozen, before = 0.0, 0, begun
     for at, step in sorted(ends):
-        together += max(0.0, at - max(before, begun)) * max(0, frozen - 1)
+        overlapping += max(0.0, at - max(before, begun)) * max(0, frozen - 1)
         frozen, before = frozen + step, at
     needed = max(0.0, sum(1 - wish for wish in wishes) - 1)
-    assert together / 30.0 <= needed + 0.15
+    assert overlapping / 30.0 <= needed + 0.15
 
 
 def test_a_reading_lets_nobody_wait_and_waits_for_nobody():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gpushare.core.api import JobClass
-from gpushare.core.control.turns import turns
+from gpushare.core.control import turns_of
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
@@ -322,7 +322,7 @@ def mixture(
     if not any(duty < 1.0 for duty in duties):
         return rates_of(kinds) if kinds else ()
     total = [0.0] * len(kinds)
-    for weight, running in turns(duties):
+    for weight, running in turns_of(duties):
         rates = rates_of(tuple(kinds[index] for index in running)) if running else ()
         for index, rate in zip(running, rates, strict=True):
             total[index] += weight * rate

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.control.turns import presence, together, turns
+from gpushare.core.control.turns import overlap, presence, turns_of
 
 DUTIES = st.lists(st.floats(0.1, 1.0), min_size=1, max_size=6)
 
 
 def test_two_are_frozen_one_after_the_other() -> None:
-    assert turns([0.7, 0.6]) == [
+    assert turns_of([0.7, 0.6]) == [
         (pytest.approx(0.3), (1,)),
         (pytest.approx(0.4), (0,)),
         (pytest.approx(0.3), (0, 1)),
@@ -19,7 +19,7 @@ def test_two_are_frozen_one_after_the_other() -> None:
 
 @given(DUTIES)
 def test_the_parts_are_a_whole_period_and_each_runs_for_its_duty(duties: list[float]) -> None:
-    found = turns(duties)
+    found = turns_of(duties)
     assert sum(share for share, _ in found) == pytest.approx(1.0)
     for position, duty in enumerate(duties):
         assert sum(share for share, running in found if position in running) == pytest.approx(duty)
@@ -28,15 +28,15 @@ def test_the_parts_are_a_whole_period_and_each_runs_for_its_duty(duties: list[fl
 @given(DUTIES)
 def test_nobody_is_frozen_beside_another_while_the_freezes_fit_into_a_period(duties: list[float]) -> None:
     fitting = [1.0 - (1.0 - duty) / len(duties) for duty in duties]
-    assert all(len(running) >= len(duties) - 1 for share, running in turns(fitting) if share > 1e-9)
+    assert all(len(running) >= len(duties) - 1 for share, running in turns_of(fitting) if share > 1e-9)
 
 
 @given(st.floats(0.1, 1.0), st.floats(0.0, 1.0))
 def test_two_are_together_as_long_as_their_turns_say(one: float, other: float) -> None:
-    assert together(one, other) == pytest.approx(
-        sum(share for share, running in turns([one, other]) if running == (0, 1)), abs=1e-9
+    assert overlap(one, other) == pytest.approx(
+        sum(share for share, running in turns_of([one, other]) if running == (0, 1)), abs=1e-9
     )
-    assert presence({"a": one, "b": other}, "a")["b"] * one == pytest.approx(together(one, other))
+    assert presence({"a": one, "b": other}, "a")["b"] * one == pytest.approx(overlap(one, other))
 
 
 def test_beside_who_never_runs_nobody_is_present() -> None:

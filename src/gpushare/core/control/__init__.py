@@ -42,6 +42,7 @@ from gpushare.core.control.slo_reading import (
     SloTrouble,
     read_slo,
 )
+from gpushare.core.control.turns import turns_of
 from gpushare.core.control.watch import watch
 from gpushare.core.control.watch_state import GpuWatch
 from gpushare.core.control.watch_step import LooseningRule, StepRule, TenantStep, WatchStep, explain
@@ -130,6 +131,7 @@ __all__ = [
     "status_of",
     "taken",
     "transitions",
+    "turns_of",
     "usual_work",
     "watch",
     "with_ended",

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpushare.core.api import JobClass
 from gpushare.core.control.response import Response
-from gpushare.core.control.turns import presence, together
+from gpushare.core.control.turns import overlap, presence
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
 
 _STEP: Final = 0.02
@@ -49,7 +49,7 @@ class KnownTenants:
         made = own * self.responses[uid].level
         for other, cost in self.costs[uid].items():
             if other in duties:
-                made -= cost * together(own, duties[other])
+                made -= cost * overlap(own, duties[other])
         return max(0.0, made)
 
     def error(self, uid: str, duties: Mapping[str, float]) -> float:

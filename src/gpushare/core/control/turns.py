@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 
-def turns(duties: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
+def turns_of(duties: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
     """Return the parts of a period, with the positions of those that run in each.
 
     Each freeze begins where the one before it ends. So they overlap only where they are longer than a period
@@ -36,9 +36,9 @@ def presence(duties: Mapping[str, float], uid: str) -> dict[str, float]:
     own = duties[uid]
     if own <= 0.0:
         return {}
-    return {other: together(own, duty) / own for other, duty in duties.items() if other != uid}
+    return {other: overlap(own, duty) / own for other, duty in duties.items() if other != uid}
 
 
-def together(one: float, other: float) -> float:
+def overlap(one: float, other: float) -> float:
     """Return the part of the time in which two tenants with these duties run beside each other."""
     return max(0.0, one + other - 1.0)
