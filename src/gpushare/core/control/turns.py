@@ -1,7 +1,7 @@
 """Who runs beside whom while several tenants are throttled: they are frozen one after the other (`mps.duty`)."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def turns_of(duties: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
@@ -36,9 +36,27 @@ def presence(duties: Mapping[str, float], uid: str) -> dict[str, float]:
     own = duties[uid]
     if own <= 0.0:
         return {}
-    return {other: overlap(own, duty) / own for other, duty in duties.items() if other != uid}
+    crowding = crowding_of(duties.values())
+    return {other: overlap(own, duty, crowding) / own for other, duty in duties.items() if other != uid}
 
 
-def overlap(one: float, other: float) -> float:
+def crowding_of(duties: Iterable[float]) -> float:
+    """Return which part of the product of two tenants' frozen times overlaps: 0 while all freezes fit one by one.
+
+    What does not fit is spread over the pairs.
+    """
+    total = squares = 0.0
+    for duty in duties:
+        if duty > 0.0:
+            frozen = 1.0 - duty
+            total += frozen
+            squares += frozen * frozen
+    return 2.0 * (total - 1.0) / (total * total - squares) if total > 1.0 else 0.0
+
+
+def overlap(one: float, other: float, crowding: float = 0.0) -> float:
     """Return the part of the time in which two tenants with these duties run beside each other."""
-    return max(0.0, one + other - 1.0)
+    if one <= 0.0 or other <= 0.0:
+        return 0.0
+    both_frozen = crowding * (1.0 - one) * (1.0 - other)
+    return min(one, other, max(0.0, one + other - 1.0 + both_frozen))
