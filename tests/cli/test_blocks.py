@@ -152,6 +152,7 @@ def files(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("described")
 @pytest.mark.parametrize(("block", "command"), sites(Way.FILES))

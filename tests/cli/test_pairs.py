@@ -31,6 +31,7 @@ def tables(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_evaluate_prints_every_predictor_of_the_protocol_with_its_spread(monkeypatch, capsys, tables):
     asked = ["--gpu", "v100", "--protocol", "leave-pairs-out", "--repeats", "2", "--json"]
     assert run(monkeypatch, "pairs", "evaluate", *tables, *asked) == 0
@@ -46,6 +47,7 @@ def test_evaluate_prints_every_predictor_of_the_protocol_with_its_spread(monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_evaluate_twice_with_one_seed_gives_the_same(monkeypatch, capsys, tables):
     shown, pairs_only = [], ["--protocol", "leave-pairs-out"]
     for _ in range(2):
@@ -61,6 +63,7 @@ def test_a_gpu_that_is_not_in_the_table_is_named(monkeypatch, capsys, tables):
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_without_the_extra_that_matchings_need_it_is_named(monkeypatch, capsys, tables):
     monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
     assert run(monkeypatch, "pairs", "evaluate", *tables, "--gpu", "v100", "--protocol", "leave-pairs-out") == 2

@@ -56,6 +56,7 @@ def test_a_policy_that_places_nothing_has_no_such_page(monkeypatch, gavel, trace
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_compare_runs_every_policy_that_the_data_allows_and_writes_one_page(
     monkeypatch, gavel, trace, tmp_path, capsys
 ):

@@ -79,9 +79,14 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-def trouble_of(browser: Browser, address: str, folder: Path) -> list[str]:
-    """What the browser says against the pages in a folder, and what they ask of other hosts."""
-    pages = [str(path.relative_to(folder)).removesuffix("index.html") for path in sorted(folder.rglob("*.html"))]
+def pages_of(folder: Path) -> list[str]:
+    """The addresses of a folder's pages, below the folder's own."""
+    return [str(path.relative_to(folder)).removesuffix("index.html") for path in sorted(folder.rglob("*.html"))]
+
+
+def trouble_of(browser: Browser, address: str, pages: list[str]) -> list[str]:
+    """What the browser says against these pages, and what they ask of other hosts."""
+    pages = [*pages]
     found: list[str] = []
     with ExitStack() as stack:
         looks = [stack.enter_context(looking(browser)) for _ in pages[:AT_ONCE]]
@@ -99,10 +104,12 @@ def trouble_of(browser: Browser, address: str, folder: Path) -> list[str]:
     return found
 
 
-def test_every_page_opens_without_an_error_and_asks_no_other_host(
-    browser: Browser, address: str, site: Path
-) -> None:
-    assert trouble_of(browser, address, site) == []
+def test_pages_open_without_an_error_and_ask_no_other_host(browser: Browser, address: str, site: Path) -> None:
+    """Every page but of the decisions, of prose from one template, every tenth."""
+    decisions = [page for page in pages_of(site) if page.startswith("adr/")]
+    assert len(decisions) > 50
+    opened = [page for page in pages_of(site) if page not in decisions] + decisions[::10]
+    assert trouble_of(browser, address, opened) == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_every_page_opens_without_an_error_and_asks_no_other_host(
 def test_trouble_would_be_found(browser: Browser, tmp_path: Path, markup: str, why: str) -> None:
     (tmp_path / "index.html").write_text(f"<!doctype html><link rel=icon href='data:,'><p>x</p>{markup}")
     with serving(tmp_path) as address:
-        found = trouble_of(browser, address, tmp_path)
+        found = trouble_of(browser, address, pages_of(tmp_path))
     assert any(why in each for each in found), found
 
 

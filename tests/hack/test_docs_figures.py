@@ -28,6 +28,7 @@ def test_every_figure_that_is_checked_stands_in_its_page() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 @pytest.mark.parametrize("command", BY_COMMAND)
 def test_a_study_prints_the_figures_that_pages_quote_of_it(command: str) -> None:
     output = docs_check.run(command)

@@ -217,6 +217,7 @@ def test_no_predictor_looks_at_the_pairs_it_predicts():
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 @pytest.mark.parametrize(("gpu", "least_matching"), [("k80", 0.955), ("p100", 0.955)])
 def test_partner_choice_on_gavels_pairs(gpu, least_matching, data_directory):
     tables = [(data_directory / "gavel" / name).read_text().splitlines() for name in ("solo.csv", "pairs.csv")]

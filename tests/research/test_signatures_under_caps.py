@@ -36,6 +36,7 @@ def test_the_constants_are_those_of_the_fit_and_err_little_on_the_programs_of_th
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_profiles_read_in_place_predict_as_well_as_those_with_all_threads(table: Dataset) -> None:
     whole, read_there, naive = (
         set_errors(table, load_of) for load_of in (with_all_threads, read_in_place, taken_as_whole)

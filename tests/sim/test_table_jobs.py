@@ -107,6 +107,7 @@ def test_a_retraction_is_needless_where_throttling_or_the_next_ten_minutes_would
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_no_policy_runs_a_set_that_was_not_measured(truth):
     class Checked(TableTruth):
         def progress(self, kinds, mechanism):

@@ -152,7 +152,7 @@ class Offered(DecisionContext):
 
 @pytest.mark.parametrize(
     ("seed", "count", "gpus", "load"),
-    [(4, 30, 2, 1.0), (5, 25, 3, 2.0), pytest.param(0, 60, 2, 3.0, marks=pytest.mark.slow)],
+    [(4, 30, 2, 1.0), (5, 25, 3, 2.0), pytest.param(0, 60, 2, 3.0, marks=[pytest.mark.slow, pytest.mark.compute])],
 )
 def test_every_job_starts_where_the_live_decision_says_of_the_gpus_that_are_offered(
     world, seed, count, gpus, load

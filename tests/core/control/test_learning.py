@@ -157,6 +157,7 @@ def test_only_the_programs_that_are_judged_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_eight_windows_make_unseen_sets_of_the_measured_table_better_known() -> None:
     """The bars are 0.065, 0.082 and 0.072; pairs stay above theirs (docs/measurements/learning.md)."""
     before, after = bench.judge({}, set()), bench.judge(*bench.learn(0, 8, 0.05))

@@ -86,6 +86,7 @@ def test_nearly_all_are_kept_for_nearly_all_the_time():
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.data())
 def test_with_any_noise_in_the_windows_the_limits_hold(data):
@@ -142,6 +143,7 @@ def test_programs_with_phases_are_followed_without_oscillation():
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_what_cannot_be_kept_ends_in_one_retraction_after_which_it_is():
     rows = measure(Trial(windows=100, seed=3), [2])
     hopeless = next(row for row in rows if row["can_be_kept"] == "not at all")

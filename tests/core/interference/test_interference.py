@@ -92,6 +92,7 @@ def fitted_model():
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_the_law_is_learned(fitted_model):
     _, sets, model = fitted_model
     score = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
@@ -101,6 +102,7 @@ def test_the_law_is_learned(fitted_model):
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_the_same_dataset_and_seed_give_the_same_parameters(fitted_model):
     data, sets, model = fitted_model
     again = fitted(
@@ -448,6 +450,7 @@ def test_a_dataset_without_probes_gives_a_model_that_takes_no_notice_of_them(fit
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_programs_measured_at_100_alone_are_enough_to_fit():
     data, _ = synthetic()
     whole = dataclasses.replace(
@@ -469,6 +472,7 @@ def test_the_gap_between_kernels_is_told_apart_where_the_counter_is_nearly_full(
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
     data, _ = synthetic()
     sets = sets_of(data)

@@ -188,6 +188,7 @@ kinds = st.tuples(
 
 
 @pytest.mark.slow
+@pytest.mark.compute
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=6), kinds)
 def test_nobody_is_put_where_the_bound_of_any_tenant_breaks(tenants, comes):
