@@ -50,8 +50,10 @@ def stub(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def run_of(tmp_path: Path, programs: str, alone: int, on_cluster: int) -> subprocess.CompletedProcess[str]:
-    """hack/test its unit tests end with one status, those on the cluster with another."""
+def run_of(
+    tmp_path: Path, programs: str, alone: int, on_cluster: int, computing: int
+) -> subprocess.CompletedProcess[str]:
+    """hack/test whose unit tests, those on the cluster and those that only compute end with these statuses."""
     (tmp_path / "hack").mkdir()
     shutil.copy(ROOT / "hack" / "test", tmp_path / "hack" / "test")
     stub(tmp_path / "hack" / "cluster", programs)
@@ -61,7 +63,8 @@ def run_of(tmp_path: Path, programs: str, alone: int, on_cluster: int) -> subpro
         f"""
 status={on_cluster}
 for word in "$@"; do
-    [[ $word != *"not integration"* ]] || status={alone}
+    [[ $word != *"not compute"* ]] || status={alone}
+    [[ $word != *"and compute"* ]] || status={computing}
     [[ $word != --junitxml=* ]] || report="${{word#*=}}"
 done
 [ "$status" -ge 2 ] || echo '{suite}' > "$report"
@@ -71,26 +74,40 @@ exit $status""",
     return subprocess.run([tmp_path / "hack" / "test"], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(("alone", "on_cluster", "status"), [(0, 0, 0), (0, 1, 1), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("alone", "on_cluster", "computing", "status"), [(0, 0, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (0, 0, 1, 1)]
+)
 def test_hack_test_hands_the_names_on_and_ends_with_the_number(
-    tmp_path: Path, alone: int, on_cluster: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, computing: int, status: int
 ) -> None:
     programs = 'case "$1" in test-programs) echo "zsh /usr/bin/zsh"; echo "clients /cache/clients";; esac'
-    done = run_of(tmp_path, programs, alone, on_cluster)
+    done = run_of(tmp_path, programs, alone, on_cluster, computing)
     assert done.returncode == status, done.stderr
     names = "cluster kubernetes kubectl helm zsh clients"
     told = f"told: {names}"
-    assert done.stdout.splitlines() == [told, told, f"hack/test: 34 skipped; there were: {names}"]
+    assert done.stdout.splitlines() == [told, told, told, f"hack/test: 51 skipped; there were: {names}"]
 
 
 @pytest.mark.parametrize(
-    ("alone", "on_cluster", "status"),
-    [(3, 0, 3), (0, 3, 3), (3, 3, 3), (5, 5, 5), (5, 0, 0), (0, 5, 0), (5, 1, 1), (1, 5, 1)],
+    ("alone", "on_cluster", "computing", "status"),
+    [
+        (3, 0, 0, 3),
+        (0, 3, 0, 3),
+        (0, 0, 3, 3),
+        (3, 3, 3, 3),
+        (5, 5, 5, 5),
+        (5, 0, 0, 0),
+        (0, 5, 5, 0),
+        (5, 5, 0, 0),
+        (5, 1, 5, 1),
+        (1, 5, 5, 1),
+        (5, 5, 1, 1),
+    ],
 )
 def test_a_run_that_leaves_no_report_still_ends_with_its_own_status(
-    tmp_path: Path, alone: int, on_cluster: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, computing: int, status: int
 ) -> None:
     """Only a run that was left without tests (5) is no failure, beside one that had some."""
-    done = run_of(tmp_path, "true", alone, on_cluster)
+    done = run_of(tmp_path, "true", alone, on_cluster, computing)
     assert done.returncode == status
     assert "hack/test: unknown skipped" in done.stdout
