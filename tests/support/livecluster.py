@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from livereads import LiveReads
+
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = "gpushare"
 RELEASE_NAMESPACE = "gpushare-system"
@@ -73,6 +75,7 @@ class Cluster:
         self.kubeconfig = kubeconfig
         self.backend = backend
         self.program = program
+        self.reads = LiveReads(kubeconfig)
 
     def try_kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> Answer:
         done = subprocess.run(
@@ -91,7 +94,10 @@ class Cluster:
         return answer.out
 
     def get(self, *arguments: str) -> Json:
-        found: Json = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        """What `kubectl get -o json` answers."""
+        found = self.reads.get(arguments)
+        if found is None:
+            found = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
     def apply(self, *objects: Json, namespace: str) -> Answer:
@@ -326,14 +332,16 @@ class Namespace:
         except NotYet as late:
             raise NotYet(f"{late}\n{self.told()}") from None
 
-    def log(self, name: str, *arguments: str) -> str:
+    def log(self, name: str, *arguments: str, tail: int | None = None) -> str:
+        if not arguments:
+            return self.cluster.reads.log(self.name, name, tail=tail) or ""
         return self.cluster.try_kubectl("-n", self.name, "logs", name, *arguments).out
 
     def figures(self, name: str, *, seconds: float = 40) -> dict[str, str]:
         """The newest line of the tenant's log that has a rate, as names and values."""
 
         def probe() -> dict[str, str] | None:
-            lines = [line for line in self.log(name, "--tail=50").splitlines() if "iterations/s=" in line]
+            lines = [line for line in self.log(name, tail=50).splitlines() if "iterations/s=" in line]
             return dict(re.findall(r"(\S+?)=(\S+)", lines[-1])) if lines else None
 
         return wait_for(f"a rate in the log of {name}", probe, seconds=seconds)
