@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from livecluster import RELEASE_NAMESPACE, Cluster, Json, Namespace
+from livecluster import RELEASE_NAMESPACE, Cluster, Json, Namespace, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_left_to_kubectl_which_says_so(cluster: Cluster, im
 
 def test_a_log_is_that_of_kubectl(cluster: Cluster, space: Namespace) -> None:
     space.create(space.pod("tells", ["sh", "-c", "echo one; echo two; exec sleep infinity"]))
-    space.running("tells")
+    wait_for("both lines", lambda: space.log("tells").count("\n") == 2)
     assert space.log("tells") == "one\ntwo\n" == cluster.kubectl("-n", space.name, "logs", "tells")
     assert space.log("tells", tail=1) == "two\n"
     assert space.log("nobody") == ""

@@ -1,4 +1,4 @@
-"""Which questions of `kubectl get` the tests' own reads take over; their answers are held to kubectl's on the cluster."""
+"""Which questions of `kubectl get` the tests' own reads take over; on the cluster they answer as kubectl does."""
 
 import pytest
 from livereads import Read, parsed
