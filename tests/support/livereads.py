@@ -3,10 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
+from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
 Json = dict[str, Any]
@@ -70,15 +72,17 @@ class LiveReads:
     """Answers as `kubectl get -o json` and `kubectl logs` do; None for all that is not an answer."""
 
     def __init__(self, kubeconfig: str) -> None:
-        client = config.new_client_from_config(kubeconfig)
-        self._host = client.configuration.host
-        self._pool = client.rest_client.pool_manager
-        self._headers = {
-            auth["key"]: auth["value"]
-            for auth in client.configuration.auth_settings().values()
-            if auth["in"] == "header"
-        }
+        self._kubeconfig = kubeconfig
         self._served: dict[str, Served] = {}
+
+    @cached_property
+    def _client(self) -> Any:
+        return config.new_client_from_config(self._kubeconfig)
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        settings = self._client.configuration.auth_settings().values()
+        return {auth["key"]: auth["value"] for auth in settings if auth["in"] == "header"}
 
     def get(self, arguments: Sequence[str]) -> Json | None:
         """Return an object, or a List; None: ask kubectl, which also says why."""
@@ -135,9 +139,13 @@ class LiveReads:
 
     def _ask(self, path: str, accept: str = "application/json") -> bytes | None:
         try:
-            answer = self._pool.request(
-                "GET", self._host + path, headers={**self._headers, "Accept": accept}, timeout=_SECONDS, retries=1
+            answer = self._client.rest_client.pool_manager.request(
+                "GET",
+                self._client.configuration.host + path,
+                headers={**self._headers, "Accept": accept},
+                timeout=_SECONDS,
+                retries=1,
             )
-        except HTTPError:
+        except (HTTPError, ConfigException):
             return None
         return bytes(answer.data) if answer.status == 200 else None
