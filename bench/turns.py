@@ -1,4 +1,4 @@
-"""Compare freezing two neighbours of a job one after the other with freezing them together, on the H200's table.
+"""Compare three ways of freezing two neighbours of a job on the H200's table: in turn, together, and by chance.
 
 For each triple of uncapped programs and each member it searches the least throttle, one duty for both others, with
 which that member makes a goal's progress. What the two others then make tells which way costs less.
