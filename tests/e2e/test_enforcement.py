@@ -76,9 +76,9 @@ def test_five_processes_of_a_pod_have_its_cap_together(space: Namespace):
     assert "PodCapInUse" in text
     assert troubles.says(HELD, "a process waits at the gate of GPU ...", text)
     assert "HeldPodCapInUse" in space.reasons("five") & troubles.words(HELD)
+    assert space.connected("five")["sms"] == str(sm_count(20))
     running = {line.split()[0] for line in space.log("five").splitlines() if "connected after" in line}
     assert len(running) == 1, running
-    assert space.connected("five")["sms"] == str(sm_count(20))
 
 
 def test_the_mounted_directory_is_read_only_and_holds_control_alone(space: Namespace):

@@ -82,7 +82,7 @@ def test_a_latency_target_that_is_missed_without_neighbours_is_told(space: Names
 
     assert "`SLOMet`" in troubles.sections()["A latency target is unknown, or missed"]
     assert wait_for("SLOMet False", condition, seconds=180, every=1)["reason"] == "Missed"
-    assert "SloMissed" in space.reasons("slow")
+    wait_for("its event", lambda: "SloMissed" in space.reasons("slow"))
 
 
 def test_a_freezer_that_is_not_there_is_told_on_the_node(space: Namespace, cluster: Cluster) -> None:
