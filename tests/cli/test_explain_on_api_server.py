@@ -1,21 +1,17 @@
 """`gpushare explain` on a real API server: the events that it selects are those of the pod and its GpuShare."""
 
 import pytest
-from tests.operator.conftest import api_server, kubeconfig, real_api  # noqa: F401 - fixtures
-from tests.operator.test_webhooks_on_api_server import define
+from tests.operator.conftest import api_server, kubeconfig, namespace, real_api  # noqa: F401 - fixtures
 
 from gpushare.cli.explain import explanation_of, read
 from gpushare.core.api import names
 from gpushare.core.placement import PlaceStanding
-from gpushare.kube import NAMESPACES, PODS, Api, record_event
+from gpushare.kube import PODS, Api, record_event
 
 pytestmark = pytest.mark.integration
 
 
-async def test_what_was_said_of_the_pod_is_found(real_api: Api) -> None:  # noqa: F811
-    await define(real_api)
-    namespace = "explained"
-    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+async def test_what_was_said_of_the_pod_is_found(real_api: Api, namespace: str) -> None:  # noqa: F811
     made = {}
     for name in ("subject", "other"):
         body = {

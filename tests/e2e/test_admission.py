@@ -53,10 +53,12 @@ def test_a_namespace_has_no_more_gpushares_with_a_selector_than_the_chart_allows
         upgrade(cluster, "--set", "admission.maxSelectors=2")
         space.create(share(0), share(1))
         # An admission server counts what its watch has told it.
-        refused = wait_for(
-            "one too many refused", lambda: space.cluster.dry_run(in_namespace(share(2), space)).err, every=1
+        sentence = "the namespace has 1000 GpuShares with a selector already"
+        wait_for(
+            "one too many refused",
+            lambda: says(REFUSED, sentence, space.cluster.dry_run(in_namespace(share(2), space)).err),
+            every=1,
         )
-        assert says(REFUSED, "the namespace has 1000 GpuShares with a selector already", refused)
     finally:
         upgrade(cluster, "--set", "admission.maxSelectors=1000")
 

@@ -57,6 +57,7 @@ def test_a_pod_gets_the_gpu_of_its_decision_by_cdi(space: Namespace, by_cdi: lis
 
 def test_a_gpu_that_nothing_specifies_is_said_and_given_once_it_is(space: Namespace, by_cdi: list[str]) -> None:
     space.create(space.tenant("early", "0.2"))
+    space.bound("early", seconds=60)  # its decision comes with its node
 
     def told() -> bool:
         events = space.cluster.get("-n", space.name, "events")["items"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hostiletenant import HostileTenant
 from livecluster import Cluster, Namespace, wait_for
+from tests.e2e.test_retraction import share_status
 from waiting import idle, waits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -83,8 +84,7 @@ def test_nobody_speaks_for_a_workload_of_another_namespace(
     (victim,) = victims.running("victim")
 
     def profile() -> Json | None:
-        found = cluster.get("-n", victims.name, "gpushare", "pod-victim").get("status", {})
-        return found.get("profile")
+        return share_status(victims, "pod-victim").get("profile")
 
     before = wait_for("the victim's profile", profile, seconds=180, every=1)
     pod = thiefs.tenant("thief", "0.1", workload="montecarlo-fp32")

@@ -134,7 +134,7 @@ def test_agent(tenants: Tenants, part: Parts):
     (pod,) = part("agent")
     space = tenants.space
     names = [f"bound-{number}" for number in range(3)]
-    kill(processes_of(pod["metadata"]["uid"], saying="gpushare_deviceplugin"))
+    kill(processes_of(pod["metadata"]["uid"], saying=" gpushare_deviceplugin "))
     space.create(*(space.tenant(name, "0.05") for name in names))
     space.running(*names, seconds=SERVED_AGAIN_SECONDS)
     space.delete(*names)
@@ -152,7 +152,7 @@ def test_the_agents_front(tenants: Tenants, part: Parts):
         uid = pod["metadata"]["uid"]
         fronts = processes_of(uid, saying="gpushare.front")
         assert len(fronts) == 2
-        agents = processes_of(uid, saying="gpushare_deviceplugin")
+        agents = processes_of(uid, saying=" gpushare_deviceplugin ")
         (at_work,) = [front for front in fronts if front in map(parent, agents)]
         kill([at_work])
         names = [f"bound-{round_}-{number}" for number in range(3)]

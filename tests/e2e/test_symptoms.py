@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import troubles
 from livecluster import RELEASE, RELEASE_NAMESPACE, Cluster, Namespace, decided, kill, processes_of, wait_for
+from tests.e2e.test_retraction import share_status
 from tests.e2e.test_upgrade import replace_hosts, upgrade
 from waiting import WAITS, idle, waits, why
 
@@ -47,7 +48,7 @@ def test_whole_gpus_and_gates_are_what_pods_wait_for(space: Namespace) -> None:
 
 def test_a_gpu_is_kept_for_a_large_pod_that_has_waited_for_long(space: Namespace, cluster: Cluster) -> None:
     try:
-        upgrade(cluster, "--set", "policy.reserveAfterSeconds=5")
+        upgrade(cluster, "--set", "policy.reserveAfterSeconds=10")  # and kept for twelve times that
         # Two tenants would have to leave the one GPU, one the other: that one is kept.
         space.create(idle(space, "wide", "0.6"), idle(space, "beside", "0.4"))
         space.running("wide", "beside")
@@ -56,7 +57,7 @@ def test_a_gpu_is_kept_for_a_large_pod_that_has_waited_for_long(space: Namespace
         assert decided(space.get("wide"))[0] == decided(space.get("beside"))[0] != decided(space.get("first"))[0]
         space.create(idle(space, "large", "0.9"))
         waits(space, "large", "needs 60% of one GPU, the freest has 25% free")
-        time.sleep(6.0)
+        time.sleep(11.0)
         space.create(idle(space, "small", "0.3"))
         waits(space, "small", "GPU ... is kept for ..., which has waited 5 min")
         space.cluster.kubectl("-n", space.name, "delete", "pod", "first", "--wait=false")
@@ -76,8 +77,7 @@ def test_a_latency_target_that_is_missed_without_neighbours_is_told(space: Names
     space.running("slow")
 
     def condition() -> Json | None:
-        share = cluster.get("-n", space.name, "gpushare", "pod-slow")
-        found = {each["type"]: each for each in share.get("status", {}).get("conditions", [])}
+        found = {each["type"]: each for each in share_status(space, "pod-slow").get("conditions", [])}
         return found.get("SLOMet") if found.get("SLOMet", {}).get("status") == "False" else None
 
     assert "`SLOMet`" in troubles.sections()["A latency target is unknown, or missed"]

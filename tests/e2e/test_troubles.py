@@ -27,6 +27,7 @@ from livecluster import (
     wait_for,
     without,
 )
+from tests.e2e.test_retraction import share_status
 from tests.e2e.test_upgrade import kubelet_has, replace_hosts, upgrade
 from tests.e2e.test_views import metrics
 from waiting import WAITS, idle, waits, why
@@ -143,9 +144,8 @@ def test_an_agent_that_reaches_no_api_server_is_silent(space: Namespace, cluster
         cuts.lose_from(agent["status"]["podIP"])
 
         def is_unknown() -> bool:
-            share = cluster.get("-n", space.name, "gpushare", "pod-runs")
-            conditions = {each["type"]: each["reason"] for each in share["status"]["conditions"]}
-            return conditions["PromiseKept"] == "AgentSilent"
+            conditions = share_status(space, "pod-runs").get("conditions", [])
+            return {each["type"]: each["reason"] for each in conditions}.get("PromiseKept") == "AgentSilent"
 
         wait_for("AgentSilent of the promise", is_unknown, seconds=300, every=2)
         # Each part counts the seconds itself: a pod that comes in between is still bound there.
@@ -165,12 +165,12 @@ def test_a_pod_that_no_agent_takes_for_a_minute_is_rejected(
 
     def rejected() -> Json | None:
         """Whoever begins in the agent's place is killed before it serves."""
-        if pids := processes_of(agent["metadata"]["uid"], saying="gpushare_deviceplugin"):
+        if pids := processes_of(agent["metadata"]["uid"], saying=" gpushare_deviceplugin "):
             kill(pids)
         pod = space.get("early")
         return pod if pod["status"].get("phase") == "Failed" else None
 
-    kill(processes_of(agent["metadata"]["uid"], saying="gpushare_deviceplugin"))
+    kill(processes_of(agent["metadata"]["uid"], saying=" gpushare_deviceplugin "))
     space.create(idle(space, "early", "0.3"))
     pod = wait_for("the pod rejected", rejected, seconds=150, every=0.1)
     assert pod["status"]["reason"] == REJECTED
@@ -295,8 +295,8 @@ def test_a_latency_target_that_cannot_be_read_says_why(space: Namespace, cluster
     space.running(*names.values())
 
     def slo_met(name: str) -> tuple[str, str] | None:
-        share = cluster.get("-n", space.name, "gpushare", f"pod-{name}")
-        found = [each for each in share.get("status", {}).get("conditions", []) if each["type"] == "SLOMet"]
+        conditions = share_status(space, f"pod-{name}").get("conditions", [])
+        found = [each for each in conditions if each["type"] == "SLOMet"]
         return (found[0]["status"], found[0]["reason"]) if found else None
 
     words = troubles.words("A latency target is unknown, or missed")

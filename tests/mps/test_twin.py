@@ -1,3 +1,4 @@
+import ctypes
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.errors import ControlTimeoutError
 from gpushare.mps.freezer import CGROUP_ROOT
+from gpushare.mps.identity import RunState, is_traced, run_state_of
 from gpushare.twin.contention import WORKLOADS
 from gpushare.twin.mps.client import (
     CONTROL_TYPE,
@@ -28,6 +30,7 @@ from .conftest import PATIENCE, is_stopped, raw_connection, until
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 STREAM = WORKLOADS["stream"]
+PTRACE_SEIZE = 0x4206  # traces without a stop
 
 
 @pytest.fixture
@@ -149,6 +152,22 @@ def test_ending_a_client_within_matrix_products_takes_its_neighbour_along_unless
             twin.run(commands.terminate_client(server, victim.pid))
             with pytest.raises(CudaError, match="illegal memory access"):
                 read_on(neighbour)
+    neighbour.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ptrace of another process needs root")
+def test_ending_a_client_within_matrix_products_that_is_traced_takes_nobody_along(twin, twin_gpu, server, tenants):
+    """Where the server answers late, its threads execute step by step: it looks running (docs/facts.md 36)."""
+    neighbour = context(twin_gpu)
+    victim = tenants(twin_gpu.pipe, "--workload", "gemm-fp16")
+    until(lambda: victim.pid in twin.run(commands.client_list(server)), "listed")
+    assert not is_traced(victim.pid)
+    assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, victim.pid, None, None) == 0
+    assert is_traced(victim.pid)
+    assert run_state_of(victim.pid) is RunState.RUNS
+    twin.run(commands.terminate_client(server, victim.pid))
+    for _ in range(3):
+        assert neighbour.tick(PATIENCE)["progress"] > 0
     neighbour.close()
 
 

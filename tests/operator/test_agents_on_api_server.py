@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from livecluster import wait_for
 from tests.operator.conftest import ApiServer
 from tests.operator.test_webhooks_on_api_server import ROOT, rendered
 
@@ -94,7 +95,7 @@ def test_an_agent_lists_the_pods_of_its_own_node_only(
         return Caller(server, made["status"]["token"])
 
     agent = token(AGENT, "n1")
-    assert agent.lists("spec.nodeName=n1") == 200
+    wait_for("the binding in effect", lambda: agent.lists("spec.nodeName=n1") == 200)
     assert agent.lists("spec.nodeName=n1", labelSelector="gpushare.io/managed=true") == 200
     assert agent.lists("spec.nodeName=n1,status.phase=Running") == 200
     assert agent.lists("spec.nodeName=n1", watch="true", timeoutSeconds="1") == 200

@@ -115,6 +115,11 @@ def run_state_of(pid: int, proc: Path = PROC) -> RunState:
     return RunState.RUNS if state in {"R", "S"} else RunState.UNKNOWN
 
 
+def is_traced(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a tracer holds it, which lets it execute an instruction at a time at most."""
+    return _status_line(pid, "TracerPid:", proc) not in ([], ["0"])
+
+
 def is_namespace_init(pid: int, proc: Path = PROC) -> bool:
     """Return whether it is the first process of a pid namespace below ours; all others in it end with it."""
     return _status_line(pid, "NSpid:", proc)[1:][-1:] == ["1"]

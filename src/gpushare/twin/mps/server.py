@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.core.gpu import Counters, GpuInfo
-from gpushare.mps.identity import PROC, RunState, is_alive, run_state_of
+from gpushare.mps.identity import PROC, RunState, is_alive, is_traced, run_state_of
 from gpushare.mps.layout import write_atomically
 from gpushare.mps.packets import CREDENTIALS, DESCRIPTOR
 from gpushare.twin.contention import Plant, TwinLoad
@@ -206,7 +206,8 @@ class TwinServer:
             for client in found:
                 _tell(client.socket, {"event": "ended", "error": "terminated by terminate_client"})
                 self._drop(client)
-            launches = not any(client.is_stopped for client in found) and run_state_of(pid) is not RunState.STOPPED
+            is_held = run_state_of(pid) is RunState.STOPPED or is_traced(pid)
+            launches = not is_held and not any(client.is_stopped for client in found)
             if launches and any((client.solo.any_tensor_util or 0.0) >= PRODUCTS for client in found):
                 self.fault()
             return bool(found)
