@@ -53,14 +53,20 @@ class ExclusiveMode:
         self._trouble: dict[str, _Trouble] = {}
         self._kept: frozenset[str] = frozenset()
 
-    def shared(self) -> frozenset[str]:
-        """Return the GPUs that pods use through MPS, from the decision on; not those of pods with several."""
+    def shared(self) -> frozenset[str] | None:
+        """Return the GPUs that pods use through MPS, from the decision on; not those of pods with several.
+
+        None before the node's pods are known. A round keeps to its own answer: the pods may become known while the
+        driver answers, and GPUs with running tenants would be set back for one round.
+        """
+        if not self.is_ready:
+            return None
         each = (self._state.gpus_of(pod) for pod in self._state.pods.values() if not pod.is_over)
         return frozenset(gpus[0] for gpus in each if len(gpus) == 1)
 
-    def keep(self, devices: Devices, uuid: str, shared: Collection[str]) -> None:
-        """Move one GPU a step towards its intended mode; a problem is logged once."""
-        if self.is_ready:
+    def keep(self, devices: Devices, uuid: str, shared: Collection[str] | None) -> None:
+        """Move one GPU a step towards its intended mode, by what `shared` returned; a problem is logged once."""
+        if shared is not None:
             self._step(devices, uuid, is_wanted=self._enabled and uuid in shared)
             self._kept |= {uuid}
 
@@ -76,7 +82,7 @@ class ExclusiveMode:
         """
         trouble = dict(sorted(self._trouble.items()))
         if not trouble:
-            looked_at = bool(self._kept) and self.shared() <= self._kept
+            looked_at = bool(self._kept) and (self.shared() or frozenset()) <= self._kept
             return (_condition(ConditionStatus.TRUE, "Set", ""),) if self._enabled and looked_at else ()
         problem = next(each for each in _Problem if any(each is one.problem for one in trouble.values()))
         status = ConditionStatus.FALSE if self._enabled else ConditionStatus.UNKNOWN

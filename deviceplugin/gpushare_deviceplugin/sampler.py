@@ -158,14 +158,15 @@ class Sampler:
                 pause = max(0.05, delay - took)
                 self._on_round(pause + took)
                 await asyncio.sleep(pause)
-        finally:
+        except asyncio.CancelledError:  # not after a failure: it is started again, and pods still run
             await self._give_back()
             self._thread.shutdown(wait=False)
+            raise
 
     async def step(self) -> float:
         """Run one round; return how many seconds after its start the next one is due."""
         loop = asyncio.get_running_loop()
-        shared = self._exclusive.shared() if self._exclusive is not None else frozenset()
+        shared = self._exclusive.shared() if self._exclusive is not None else None
         work = loop.run_in_executor(self._thread, self._read, shared)
         try:
             async with asyncio.timeout(HUNG_SECONDS):
@@ -218,7 +219,7 @@ class Sampler:
         except (DevicesError, TimeoutError) as error:
             _log.error("the GPUs' compute mode may stay exclusive: %s", error)
 
-    def _read(self, shared: frozenset[str]) -> list[tuple[GpuInfo, Reading]]:
+    def _read(self, shared: frozenset[str] | None) -> list[tuple[GpuInfo, Reading]]:
         """Read everything for one round, in the devices' thread."""
         if self._devices is None:
             self._devices = self._open()

@@ -1,6 +1,8 @@
 """A shared GPU takes MPS clients only, where that is asked for, and has its own mode back afterwards."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,17 @@ from hypothesis import strategies as st
 from tests.deviceplugin.fakes import Clock, make_pod
 
 from gpushare.core.api import ConditionStatus
-from gpushare.core.gpu import ComputeMode, DevicesError, mode_change
+from gpushare.core.gpu import ComputeMode, DevicesError, GpuInfo, mode_change
 from gpushare.mps.layout import GpuDirectory
 from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated
 from gpushare_deviceplugin.exclusive import ExclusiveMode
+from gpushare_deviceplugin.gates import Gates
+from gpushare_deviceplugin.kept import keep_running
+from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.node_signatures import Signatures
+from gpushare_deviceplugin.sampler import Sampler
+from gpushare_deviceplugin.shares import NodeShares
 from gpushare_deviceplugin.state import NodeState
 
 GPUS = parse_simulated("H200:2", "n1")
@@ -30,6 +38,11 @@ class Driver(SimulatedDevices):
 
     refuses = False
     kills = ""  # "before" or "after" the mode is set
+    on_list: Callable[[], object] = staticmethod(lambda: None)
+
+    def list(self) -> tuple[GpuInfo, ...]:
+        self.on_list()
+        return super().list()
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         if self.refuses:
@@ -184,6 +197,73 @@ def test_before_the_pods_are_known_nothing_is_set_back(node: Node) -> None:
     assert node.round() == [EXCLUSIVE, DEFAULT]
 
 
+async def test_pods_that_become_known_while_the_driver_answers_keep_their_gpu_exclusive(node: Node) -> None:
+    """The first rounds after a restart: one of them begins before the API server has listed the pods."""
+    node.state.put_pod(make_pod("a", gpu=A))
+    node.round()
+    node.agent()
+    node.exclusive.is_ready = False
+
+    def become_known() -> None:
+        node.state.put_pod(make_pod("a", gpu=A))
+        node.exclusive.is_ready = True
+
+    node.devices.on_list = become_known
+    sampler = Sampler(
+        node.state,
+        lambda: node.devices,
+        Gates(node.directory, node.clock),
+        Measurer(node.state, Signatures(NodeShares())),
+        clock=node.clock,
+        period_seconds=1.0,
+        exclusive=node.exclusive,
+    )
+    await sampler.step()
+    assert node.devices.compute_mode(A) is EXCLUSIVE
+    assert node.exclusive.conditions() == (), "nothing was looked at with these pods"
+    await sampler.step()
+    assert node.devices.compute_mode(A) is EXCLUSIVE
+    assert [condition.status for condition in node.exclusive.conditions()] == [ConditionStatus.TRUE]
+
+
+async def test_a_sampler_that_failed_samples_again_and_sets_nothing_back(node: Node) -> None:
+    node.state.put_pod(make_pod("a", gpu=A))
+    failures = ["once"]
+    modes: list[ComputeMode] = []
+    sampled = asyncio.Event()
+
+    def fail_once(*_: object) -> bool:
+        if failures:
+            raise ValueError(failures.pop())
+        return False
+
+    def on_round(_: float) -> None:
+        sampled.set()
+
+    def on_failure(_: str) -> None:
+        modes.append(node.devices.compute_mode(A))
+
+    sampler = Sampler(
+        node.state,
+        lambda: node.devices,
+        Gates(node.directory, node.clock),
+        Measurer(node.state, Signatures(NodeShares())),
+        clock=node.clock,
+        period_seconds=1.0,
+        exclusive=node.exclusive,
+        on_measure=fail_once,
+        on_round=on_round,
+    )
+    running = asyncio.create_task(keep_running("sampler", sampler.run, on_failure, pause_seconds=0.1))
+    try:
+        await asyncio.wait_for(sampled.wait(), 10.0)
+        assert modes == [EXCLUSIVE]
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert node.devices.compute_mode(A) is DEFAULT, "an orderly end gives it back"
+
+
 @pytest.mark.parametrize("mode", [EXCLUSIVE, PROHIBITED])
 def test_what_an_administrator_set_stays(node: Node, mode: ComputeMode) -> None:
     node.devices.set_compute_mode(A, mode)
@@ -200,6 +280,14 @@ def test_what_an_administrator_set_stays(node: Node, mode: ComputeMode) -> None:
     node.state.drop_pod("uid-a")
     node.round()
     assert node.exclusive.conditions()[0].status is ConditionStatus.TRUE, "nobody shares it, so nothing is missing"
+
+
+def test_who_reads_a_simulated_mode_while_it_is_set_finds_a_whole_one(node: Node) -> None:
+    node.devices.set_compute_mode(A, DEFAULT)
+    with (GpuDirectory.of(node.directory, A).path / "twin-compute-mode").open() as before:
+        node.devices.set_compute_mode(A, EXCLUSIVE)
+        assert before.read() == DEFAULT.value, "the file is replaced, not emptied and written"
+    assert node.devices.compute_mode(A) is EXCLUSIVE
 
 
 def test_an_orderly_end_gives_everything_back(node: Node) -> None:

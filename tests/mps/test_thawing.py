@@ -15,7 +15,7 @@ from gpushare.core.api import JobClass
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.freezer import FreezeState
 from gpushare.mps.frozen import recorded
-from gpushare.mps.identity import RunState, is_alive, run_state_of
+from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import (
     Decisions,
     GpuDirectory,
@@ -102,13 +102,21 @@ class Node:
         until(lambda: self.output.stat().st_size > size + 20, "it goes on")
         until(lambda: not recorded(self.base / "run"), "nobody on record")
 
+    def stop_host(self) -> None:
+        """Stop every thread of the host.
+
+        `kill` returns before: the kernel wakes the first thread for it, and until that one has got CPU time, the
+        one that watches the throttle goes on, and thaws.
+        """
+        os.kill(self.host.pid, signal.SIGSTOP)
+        until(lambda: set(thread_states(self.host.pid)) == {"T"}, "the host stopped")
+
     def stop_dead_while_frozen(self) -> int:
         """Kill the throttle's process just when the pod is frozen, with a host that cannot help; its pid."""
         for _ in range(50):
             self.until_throttled()
             pid = self.throttler()
-            os.kill(self.host.pid, signal.SIGSTOP)
-            until(lambda: run_state_of(self.host.pid) is RunState.STOPPED, "the host stopped")
+            self.stop_host()
             until(lambda: self.state() is FreezeState.FROZEN, "frozen")
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: not is_alive(pid), "killed")
@@ -150,6 +158,12 @@ class Node:
                 os.kill(pid, signal.SIGCONT)
             until(lambda pid=pid: not is_alive(pid), "the throttle's process ended with its host")
         self.pods.close()
+
+
+def thread_states(pid: int) -> list[str]:
+    """The letter of each thread's state."""
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 def throttlers(parent: int) -> list[int]:
@@ -234,17 +248,17 @@ def test_a_pod_that_is_frozen_while_its_throttle_stands_still_is_thawed_again(no
 def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):
     node.stop_dead_while_frozen()
     node.agent.kill()
-    host = run_state_of(node.host.pid)
+    host = thread_states(node.host.pid)
     node.host.kill()
     node.host.wait(30)
-    assert node.state() is FreezeState.FROZEN, f"nobody is left to thaw it, and the host was {host}"
+    assert node.state() is FreezeState.FROZEN, f"nobody is left to thaw it, and the host's threads were {host}"
     node.start()
     node.until_it_runs()
 
 
 def test_a_throttle_that_is_told_to_end_thaws(node):
     node.until_throttled()
-    os.kill(node.host.pid, signal.SIGSTOP)  # it takes no part
+    node.stop_host()  # it takes no part
     throttler = node.throttler()
     os.kill(throttler, signal.SIGTERM)
     node.until_it_runs()

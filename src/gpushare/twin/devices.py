@@ -97,7 +97,9 @@ class SimulatedDevices:
         """Record the mode. It excludes no process: the twin's programs ask no driver for a context."""
         file = self._mode_file(uuid)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(mode.value)
+        whole = file.with_name(f".{file.name}.new")
+        whole.write_text(mode.value)
+        whole.replace(file)  # who reads meanwhile finds the old mode or the new one, never a part
 
     def _mode_file(self, uuid: str) -> Path:
         if uuid not in self._readers:
