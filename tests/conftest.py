@@ -11,7 +11,19 @@ settings.register_profile("gpushare", deadline=None)
 settings.load_profile("gpushare")
 
 
+TESTS = Path(__file__).parent
+COMPUTING = {"core", "sim", "research"}  # rooms whose tests ask nothing of the machine but time
+
+
+@pytest.hookimpl(tryfirst=True)  # before markers are chosen by
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the rooms that only compute."""
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in COMPUTING:
+            item.add_marker(pytest.mark.compute)
+
+
 @pytest.fixture(scope="session")
 def data_directory() -> Path:
     """Where data files that tests use lie; see its README for their sources and licences."""
-    return Path(__file__).parent / "data"
+    return TESTS / "data"
