@@ -6,17 +6,20 @@ mean of the seeds, with the standard error of that gain; then what else a policy
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from unittest.mock import patch
 
 import numpy as np
 
 from bench.lost_progress import LostProgress, why_not
 from bench.retractions import GPU_MEMORY_MIB
 from bench.table_plant import read_table
+from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.interference import InterferenceModel, Prediction, Profile, TenantTable
-from gpushare.core.placement import Settings
+from gpushare.core.placement import Newcomer, Settings, outlook
 from gpushare.data import default_model
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import TableWorld
@@ -159,6 +162,30 @@ class GainOnly(LiveOnTable):
         return replace(context, policy=TiesOnly(context.policy))
 
 
+@dataclass(slots=True)
+class WithQueue(LiveOnTable):
+    """Our policy, expecting arrivals like the jobs that wait as much as ones like the tenants (docs/adr/0206)."""
+
+    def _place(self, cluster, context):
+        waiting = [Newcomer.of(self._request(cluster, job)) for job in cluster.queue]
+        with patch.object(outlook, "mix_of", partial(mix_with, waiting)):
+            LiveOnTable._place(self, cluster, context)  # noqa: SLF001
+
+
+SEEN_MIX = outlook.mix_of
+
+
+def mix_with(waiting, judge, state, newcomer, gpu_model):
+    """Return the mix of the tenants and, with the same weight, of those that wait for a part of a GPU."""
+    found = Counter({kind.member: kind.weight for kind in SEEN_MIX(judge, state, newcomer, gpu_model)})
+    sharing = [
+        one for one in waiting if one.share_percent < SHARES_PER_GPU and not (one.known and one.known.wants_own)
+    ]
+    for one in sharing:
+        found[one.member(gpu_model, one.share_percent).under_least_cap()] += 1 / len(sharing)
+    return tuple(outlook.MixKind(member, weight / found.total()) for member, weight in found.items())
+
+
 @dataclass(frozen=True)
 class VariantSetting:
     """Common part of the variants."""
@@ -195,6 +222,7 @@ VARIANTS: Mapping[str, Callable[[VariantSetting, int], object]] = {
     "true profiles alone": lambda w, seed: w.ours(seed, profiles=true_profiles(w.truth)),
     "caps by the truth": lambda w, seed: w.ours(seed, TrueCaps, search=w.table.search),
     "no fragmentation": lambda w, seed: w.ours(seed, GainOnly),
+    "what waits is in the mix": lambda w, seed: w.ours(seed, WithQueue),
     "no GPU kept for who waits long": lambda w, seed: w.ours(seed, release=NEVER_KEEPS),
     "true predictions and progress, no GPU kept": lambda w, seed: w.ours(
         seed, model=w.told(), profiles=true_profiles(w.truth), learns=False, error=EXACT, release=NEVER_KEEPS
