@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pytest
 import yaml
 from boards import BOARDS
 from exposed import series
+from introuble import STEP_SECONDS, TROUBLES, Played, played
 from realprometheus import promtool
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
+STEPS = 41
 with tempfile.TemporaryDirectory() as _folder:
     SERVED = series(Path(_folder))
 
@@ -110,134 +114,128 @@ def test_alerts_reach_prometheus(render: Any) -> None:
     (rule,) = [o for o in render(values) if o["kind"] == "PrometheusRule"]
     assert rule["metadata"]["labels"]["release"] == "p"
     alerts = {a["alert"]: a for a in rule["spec"]["groups"][0]["rules"]}
-    assert set(alerts) == _alerts()
+    assert set(alerts) == set(_rules())
     for alert in alerts.values():
         assert alert["labels"]["severity"] in ("warning", "critical")
         assert set(alert["annotations"]) == {"summary", "description"}
 
 
-# Alert -> the series that it is about: healthy values, values in trouble (promtool's notation, one each 30 s).
-TROUBLE = {
-    "GpushareGpuUnhealthy": ('gpushare_gpu_healthy{node="n",gpu_uuid="G",gpu_index="0"}', "1+0x40", "0+0x40"),
-    "GpushareMpsDown": ('gpushare_mps_state{node="n",gpu_uuid="G",state="Fault"}', "0+0x40", "1+0x40"),
-    "GpushareCeilingsNotEnforced": ('gpushare_mps_ceilings_enforced{node="n",gpu_uuid="G"}', "1+0x40", "0+0x40"),
-    "GpusharePromiseBroken": (
-        'gpushare_pod_promise_broken{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
-        "0+0x40",
-        "1+0x40",
-    ),
-    "GpusharePodStalled": (
-        'gpushare_pod_trouble{node="n",gpu_uuid="G",namespace="ns",pod="p",kind="Stalled"}',
-        "0+0x40",
-        "1+0x40",
-    ),
-    "GpushareSloMissed": (
-        'gpushare_pod_slo_met{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
-        "1+0x40",
-        "0+0x40",
-    ),
-    "GpushareSloUnknown": (
-        'gpushare_pod_slo_target_seconds{node="n",gpu_uuid="G",namespace="ns",pod="q"}',
-        "_x40",
-        "1+0x40",
-    ),
-    "GpushareConnectionsHeld": (
-        'gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}',
-        "0+0x40",
-        "1+0x40",
-    ),
-    "GpushareMismatch": ('gpushare_mps_mismatches{node="n",gpu_uuid="G",kind="x"}', "0+0x40", "1+0x40"),
-    "GpushareOutsideMps": ('gpushare_mps_outside_processes{node="n",gpu_uuid="G"}', "0+0x40", "1+0x40"),
-    "GpushareAllocationMismatch": (
-        'gpushare_agent_allocation_mismatches_total{node="n"}',
-        "3+0x40",
-        "3+1x40",
-    ),
-    "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', "1+0x40", "0+0x40"),
-    "GpushareAgentSilent": ('gpushare_extender_silent_nodes{pod="e"}', "0+0x40", "2+0x40"),
-    "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', "1+0x40", "0+0x40"),
-    "GpushareBindFailures": ('gpushare_extender_bind_failures_total{reason="x"}', "9+0x40", "9+1x40"),
-    "GpushareCertificateExpires": (
-        'gpushare_certificate_expiry_timestamp_seconds{pod="a",certificate="admission"}',
-        "100000000+0x40",
-        "1814600+0x40",  # a little more than three weeks after the beginning
-    ),
-    "GpushareExtenderSlow": (
-        'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="0.005"}',
-        "0+100x40",
-        "0+0x40",
-    ),
+# Trouble -> the alerts that it raises, and no other.
+RAISED = {
+    "the device fails": {"GpushareGpuUnhealthy"},
+    "the MPS server is in FAULT": {"GpushareMpsDown", "GpushareGpuUnhealthy"},
+    "the MPS daemon is down": {"GpushareMpsDown", "GpushareGpuUnhealthy"},
+    "the MPS host does not report": {"GpushareMpsDown", "GpushareGpuUnhealthy"},
+    "ceilings do not bind": {"GpushareCeilingsNotEnforced"},
+    "a promise is broken": {"GpusharePromiseBroken"},
+    "a pod stalls": {"GpusharePodStalled"},
+    "a fault ended a pod's processes": {"GpusharePodStalled"},
+    "a latency target is missed": {"GpushareSloMissed"},
+    "a latency target is unknown": {"GpushareSloUnknown"},
+    "a process waits at the gate": {"GpushareConnectionsHeld"},
+    "a process runs under an old cap": {"GpushareMismatch"},
+    "a process uses the GPU outside MPS": {"GpushareOutsideMps"},
+    "kubelet gives other GPUs": {"GpushareAllocationMismatch"},
+    "kubelet does not know the plugin": {"GpushareAgentNotRegistered"},
+    "agents are silent": {"GpushareAgentSilent"},
+    "the extender is not ready": {"GpushareExtenderAway"},
+    "the extender is away": {"GpushareExtenderAway"},
+    "bindings fail": {"GpushareBindFailures"},
+    "a certificate is not renewed": {"GpushareCertificateExpires"},
+    "filter is slow": {"GpushareExtenderSlow"},
+    "prioritize is slow": {"GpushareExtenderSlow"},
 }
-# What else an alert covers, by the part of its rule: alert, rule without that part, and a series as above.
+# A part of a rule: the alert, the rule without that part, and the trouble that it is for.
 PARTS = {
-    "Fault|Down": (
-        "GpushareMpsDown",
-        "Fault",
-        'gpushare_mps_state{node="n",gpu_uuid="G",state="Down"}',
-        "0+0x40",
-        "1+0x40",
-    ),
-    "Stalled|GpuFault": (
-        "GpusharePodStalled",
-        "Stalled",
-        'gpushare_pod_trouble{node="n",gpu_uuid="G",namespace="ns",pod="p",kind="GpuFault"}',
-        "0+0x40",
-        "1+0x40",
-    ),
-    "absent(gpushare_extender_ready) or max(": (
+    "Fault|Down": ("GpushareMpsDown", "Fault", "the MPS daemon is down"),
+    'state=~"Fault|Down"': ("GpushareMpsDown", 'state="Down"', "the MPS server is in FAULT"),
+    "Stalled|GpuFault": ("GpusharePodStalled", "Stalled", "a fault ended a pod's processes"),
+    'kind=~"Stalled|GpuFault"': ("GpusharePodStalled", 'kind="GpuFault"', "a pod stalls"),
+    "absent(gpushare_extender_ready) or max(": ("GpushareExtenderAway", "max(", "the extender is away"),
+    "absent(gpushare_extender_ready) or max(gpushare_extender_ready) == 0": (
         "GpushareExtenderAway",
-        "max(",
-        'gpushare_extender_ready{pod="e"}',
-        "1+0x40",
-        "_x40",
+        "absent(gpushare_extender_ready)",
+        "the extender is not ready",
     ),
-    "filter|prioritize": (
-        "GpushareExtenderSlow",
-        "filter",
-        'gpushare_extender_request_duration_seconds_bucket{verb="prioritize",le="0.005"}',
-        "0+100x40",
-        "0+0x40",
-    ),
+    "filter|prioritize": ("GpushareExtenderSlow", "filter", "prioritize is slow"),
+    'verb=~"filter|prioritize"': ("GpushareExtenderSlow", 'verb="prioritize"', "filter is slow"),
 }
-# The extender answers 100 times a step: within 5 ms when healthy, within half a second in trouble.
-ALWAYS = {
-    f'gpushare_extender_request_duration_seconds_bucket{{verb="{verb}",le="{bound}"}}': "0+100x40"
-    for verb in ("filter", "prioritize")
-    for bound in ("0.5", "+Inf")
-}
+ALERTS = (CHART / "alerts.yaml").read_text()
 
 
-def _alerts() -> set[str]:
-    groups = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"]
-    return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+def _rules(text: str = ALERTS) -> dict[str, str]:
+    """The expression of each alert."""
+    groups = yaml.safe_load(text)["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
-def test_every_alert_is_put_to_the_test() -> None:
-    assert _alerts() == set(TROUBLE), "give the new alert its trouble above"
+@cache
+def _series(trouble: str | None) -> tuple[Played, ...]:
+    return tuple(played(trouble))
 
 
-def test_each_alert_fires_on_its_own_trouble_and_is_silent_else(tmp_path: Path) -> None:
-    """promtool plays twenty minutes: all healthy, then each trouble alone."""
+def test_every_alert_and_every_trouble_is_put_to_the_test() -> None:
+    assert set(RAISED) == set(TROUBLES)
+    assert set(_rules()) == set().union(*RAISED.values()), (
+        "give the new alert its trouble in tests/support/introuble.py"
+    )
+
+
+def _unwritten(text: str) -> list[tuple[str, str, str]]:
+    """The alert, label and value of each matcher that no series has, in no trouble."""
+    written = {
+        (one.name, label, value)
+        for trouble in (None, *TROUBLES)
+        for one in _series(trouble)
+        if one.value
+        for label, value in one.labels.items()
+    }
+    return [
+        (alert, label, value)
+        for alert, expression in _rules(text).items()
+        for name, matchers in re.findall(r"(gpushare_[a-z_0-9]+)\{([^}]*)\}", expression)
+        for label, values in re.findall(r'([a-z_]+)\s*=~?\s*"([^"]*)"', matchers)
+        for value in values.split("|")
+        if (name, label, value) not in written
+    ]
+
+
+def test_alerts_ask_only_for_values_that_the_code_writes() -> None:
+    assert _unwritten(ALERTS) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [("Fault|Down", "Fault|Away"), ("Stalled|GpuFault", "Stuck|GpuFault"), ("filter|prioritize", "filter|bound")],
+)
+def test_a_value_that_no_code_writes_would_be_seen(written: str, asked: str) -> None:
+    ((_, _, value),) = _unwritten(ALERTS.replace(written, asked))
+    assert value in set(asked.split("|")) - set(written.split("|"))
+
+
+def test_each_trouble_raises_its_alerts_and_no_other(tmp_path: Path) -> None:
+    """promtool plays twenty minutes of what the parts serve: all healthy, then each trouble."""
     rules = tmp_path / "rules.yaml"
-    rules.write_text((CHART / "alerts.yaml").read_text())
+    rules.write_text(ALERTS)
     checked = promtool("check", "rules", str(rules))
     assert checked.returncode == 0, checked.stderr
-    troubles = [_case(alert, name, bad) for alert, (name, _, bad) in TROUBLE.items()]
-    parts = [_case(alert, name, bad) for alert, _, name, _, bad in PARTS.values()]
-    done = _played(rules, [_case(), *troubles, *parts])
+    done = _played(rules, [_case(None, set()), *(_case(trouble, alerts) for trouble, alerts in RAISED.items())])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _case(alert: str | None = None, series: str = "", bad: str = "") -> Json:
-    """One series in trouble, all others healthy: this alert fires and no other."""
-    healthy = {name: good for name, good, _ in TROUBLE.values()} | {p[2]: p[3] for p in PARTS.values()}
-    inputs = {**ALWAYS, **healthy, **({series: bad} if alert else {})}
-    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
-    expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert else []
+def _case(trouble: str | None, alerts: Iterable[str], *, only: str = ".+") -> Json:
+    """The parts' series in a trouble, and the alerts that fire after twenty minutes."""
+    firing = f'count by (alertname) (ALERTS{{alertstate="firing",alertname=~"{only}"}})'
     return {
-        "interval": "30s",
-        "input_series": [{"series": name, "values": values} for name, values in inputs.items()],
-        "promql_expr_test": [{"expr": firing, "eval_time": "20m", "exp_samples": expected}],
+        "interval": f"{STEP_SECONDS}s",
+        "input_series": [one.as_input(STEPS) for one in _series(trouble)],
+        "promql_expr_test": [
+            {
+                "expr": firing,
+                "eval_time": "20m",
+                "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)],
+            }
+        ],
     }
 
 
@@ -247,23 +245,13 @@ def _played(rules: Path, cases: list[Json]) -> subprocess.CompletedProcess[str]:
     return promtool("test", "rules", str(suite))
 
 
-def test_promtool_would_see_a_silent_alert(tmp_path: Path) -> None:
-    """Else the test above would prove nothing: the same suite fails on rules that never fire."""
-    rules = tmp_path / "rules.yaml"
-    text = (CHART / "alerts.yaml").read_text()
-    rules.write_text(text.replace("gpushare_gpu_healthy == 0", "gpushare_gpu_healthy == 7"))
-    name, _, bad = TROUBLE["GpushareGpuUnhealthy"]
-    assert _played(rules, [_case("GpushareGpuUnhealthy", name, bad)]).returncode != 0
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_promtool_would_see_that_a_part_of_a_rule_is_gone(part: str, tmp_path: Path) -> None:
-    alert, rest, name, _, bad = PARTS[part]
-    text = (CHART / "alerts.yaml").read_text()
-    assert text.count(part) == 1
+    alert, rest, trouble = PARTS[part]
+    assert ALERTS.count(part) == 1
     rules = tmp_path / "rules.yaml"
-    rules.write_text(text.replace(part, rest))
-    done = _played(rules, [_case(alert, name, bad)])
+    rules.write_text(ALERTS.replace(part, rest))
+    done = _played(rules, [_case(trouble, {alert}, only=alert)])
     assert done.returncode != 0
     assert "FAILED" in done.stdout + done.stderr, "the rules are read"
     assert "got: nil" in done.stdout + done.stderr

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -19,37 +20,51 @@ from gpushare.cli.report.usage_page import render_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+Json = dict[str, Any]
 PARTS = ("operator", "admission", "scheduler", "agent", "mps")
 
 
+Scraping = Callable[[Json], Prometheus]
+
+
 @pytest.fixture
-def prometheus(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Scrapes the release as the Prometheus operator would have it do."""
+def scraping(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
+    """Starts a Prometheus with rules, which scrapes the release as the Prometheus operator would have it do."""
     if cluster.backend != "local":
         pytest.skip("this machine reaches pods by their addresses on the local backend only")
-    values = [
-        "--kube-version",
-        KUBERNETES_VERSION,
-        "--set",
-        "podMonitor.enabled=true",
-        "--show-only",
-        "templates/monitoring/podmonitor.yaml",
-    ]
-    text = progress.run([tools.helm(), "template", RELEASE, CHART, "-n", RELEASE_NAMESPACE, *values], cwd=ROOT)
-    wait_for("a pod of every part, none on its way out", lambda: _all_ready(cluster), seconds=180)
-    pods = cluster.get("-n", RELEASE_NAMESPACE, "pods")["items"]
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "rules.yml").write_text(json.dumps(rules()))
-    running = Prometheus(
-        folder / "own",
-        {
+    started: list[Prometheus] = []
+
+    def start(with_rules: Json) -> Prometheus:
+        values = [
+            "--kube-version",
+            KUBERNETES_VERSION,
+            "--set",
+            "podMonitor.enabled=true",
+            "--show-only",
+            "templates/monitoring/podmonitor.yaml",
+        ]
+        text = progress.run([tools.helm(), "template", RELEASE, CHART, "-n", RELEASE_NAMESPACE, *values], cwd=ROOT)
+        wait_for("a pod of every part, none on its way out", lambda: _all_ready(cluster), seconds=180)
+        pods = cluster.get("-n", RELEASE_NAMESPACE, "pods")["items"]
+        folder = tmp_path_factory.mktemp("prometheus")
+        (folder / "rules.yml").write_text(json.dumps(with_rules))
+        config = {
             "global": {"evaluation_interval": "2s"},
             "rule_files": [str(folder / "rules.yml")],
             "scrape_configs": scrape_jobs(yaml.safe_load(text), pods, interval="3s"),
-        },
-    )
-    yield running
-    running.stop()
+        }
+        started.append(Prometheus(folder / "own", config))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def prometheus(scraping: Scraping) -> Prometheus:
+    """One with the chart's own rules."""
+    return scraping(rules())
 
 
 def _all_ready(cluster: Cluster) -> bool:
