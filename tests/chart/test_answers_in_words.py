@@ -1,4 +1,7 @@
-"""What the first screens of the dashboards say: every value of every panel there is words, as Grafana shows it."""
+"""What the first screens of the dashboards say: every value of every panel there is words.
+
+No Grafana runs here: `shown` is a copy of its rules.
+"""
 
 from typing import Any
 
@@ -12,7 +15,7 @@ PANELS: dict[tuple[str, str], Json] = {
 
 
 def shown(panel: Json, value: float) -> tuple[str, str]:
-    """Text and colour that Grafana shows: a mapping of the value, else the number with its unit."""
+    """Text and colour by Grafana's rules as we know them: the value's mapping, else the number with its unit."""
     defaults = panel["fieldConfig"]["defaults"]
     for mapping in defaults.get("mappings", []):
         options = mapping["options"]

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 from exposed import full, one_workload
+from installed import lacking
 from prometheus_client.registry import Collector
 
 from gpushare.core.admission import Defaults
@@ -237,7 +238,7 @@ def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> Non
 def test_the_nodes_to_share_are_chosen_as_the_page_says() -> None:
     helm = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare") / "bin" / "helm"
     if not helm.exists():
-        pytest.skip("no helm: hack/cluster tools builds it")
+        lacking("helm", "no helm: hack/cluster tools builds it")
     page = (DOCS / "guide" / "own-cluster.md").read_text()
     upgrade = re.search(r"^helm upgrade (.*?[^\\])$", page, re.MULTILINE | re.DOTALL)
     assert upgrade

@@ -13,7 +13,7 @@ PAGES: Final = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("index.md", "install.md", "cli.md", "gpushares.md", "gate.md", "design.md")
+        for name in ("index.md", "install.md", "cli.md", "gpushares.md", "gate.md", "design.md", "comparison.md")
     ),
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
 )
@@ -62,12 +62,32 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
     ("gpushare profile run", "needs a GPU and the user's program; tests/cli/test_profile.py plays the devices"),
     ("gpushare", Way.FILES),
     ("ln -s ~/.krew/store", Way.BASH),
-    ("python hack/krew.py", "fetches every library from a registry; tests/hack/test_krew.py packs and installs"),
-    ("pip install .", "fetches from a registry; hack/venv installs the same way, and every test runs in it"),
+    (
+        "python hack/krew.py",
+        "packs every library, which takes minutes even from a folder; tests/hack/test_krew.py packs and installs",
+    ),
+    (
+        "pip install .",
+        "installs every library, a minute and a half from a folder; every test runs in what hack/venv installs",
+    ),
+    (
+        "git clone --branch v2.10.0 https://github.com/Project-HAMi/HAMi",
+        "fetches HAMi's source, which is not ours",
+    ),
+    ("cd ", "goes to a checkout that no test has"),
+    ("CGO_ENABLED=1 go build", "builds HAMi's source, which no test fetches"),
+    (
+        "python -m bench hami",
+        "needs HAMi's scheduler, and minutes; tests/bench/test_hami.py has it read these arguments",
+    ),
+    (
+        "python -m bench awkward",
+        "needs HAMi's scheduler, and minutes; tests/bench/test_hami.py has it read these arguments",
+    ),
     ("kind ", "needs Docker; the page says that it was not tried"),
     (
         "docker ",
-        "needs Docker and a registry; tests/e2e run the image that hack/cluster builds of the same Dockerfile",
+        "needs Docker's daemon and a registry; tests/e2e run what hack/cluster builds of the same Dockerfile",
     ),
     ("make demo", "needs minutes and a cluster; tests/e2e/test_story.py runs its story"),
     ("make test", "is what runs this"),
