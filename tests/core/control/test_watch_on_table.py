@@ -66,14 +66,18 @@ def test_promises_that_can_be_kept_are_kept_and_nobody_pays_with_its_own(size, d
     programs = data.draw(st.sampled_from([each for each in sets_to_mend() if len(each.members) == size]))
     seed = data.draw(st.integers(0, 2**16))
     delay = data.draw(st.sampled_from([0.4, 0.4, 0.0, 0.8]))
-    trace = run(programs, WINDOWS, np.random.default_rng(seed), noise=0.05, delay=delay)
+    constant = data.draw(st.sampled_from([0.0, 0.03, 0.05]))
+    rng = np.random.default_rng(seed)
+    trace = run(programs, WINDOWS, rng, noise=0.05, constant_noise=constant, delay=delay)
     check_invariants(programs, trace)
-    assert np.mean(kept(programs, trace, tolerance=0.03)[SETTLED:]) >= 0.8
+    # An error that stays is not seen: a promise is then kept to twice its standard deviation.
+    slack = 2 * constant
+    assert np.mean(kept(programs, trace, tolerance=0.03 + slack)[SETTLED:]) >= 0.8
     for position in range(len(programs.members)):
         assert direction_changes(trace, position, SETTLED) <= 4, "no oscillation"
         if position not in programs.broken:
             below = [programs.promises[position] - true[position] for true in trace.true]
-            assert max(below) <= 0.05, "throttled below its own promise"
+            assert max(below) <= 0.05 + slack, "throttled below its own promise"
     assert not any(actions.retract for actions in trace.actions)
 
 
