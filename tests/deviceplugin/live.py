@@ -24,6 +24,7 @@ from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.status import GateState
+from gpushare.runtime.logs import LOG_LEVEL
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.table import workload_named
 from gpushare_deviceplugin.allocation import device_ids
@@ -89,6 +90,7 @@ class LiveNode:
         }
         (root / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
         self._environment = {**os.environ, "KUBECONFIG": str(root / "kubeconfig"), "PYTHONPATH": path}
+        self._environment[LOG_LEVEL] = "DEBUG"  # each step of the agent's loop in its log
         self._environment.pop("KUBERNETES_SERVICE_HOST", None)
         self._ids = list(device_ids(GPU.uuid))
         self.agent: subprocess.Popen[bytes] | None = None
@@ -158,6 +160,10 @@ class LiveNode:
         environment: Mapping[str, str] = {**self._environment, "CUDA_MPS_PIPE_DIRECTORY": str(self.gpu.tenant)}
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(["sh", "-c", enter, "sh", *tenant], env=environment, stdout=log)
+
+    def steps(self) -> str:
+        """What the agent's loop acted by, a line for each step."""
+        return "\n".join(line for line in self.log.read_text().splitlines() if "step on GPU" in line)
 
     def tenant(self, pod: LivePod) -> TenantStatus | None:
         """What the GpuNode says of a pod."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from bench.chaos.auditor import Rule, left_frozen
-from bench.chaos.excuses import BUSY_LOAD_PER_CORE
 from bench.chaos.freezes import FreezeWatch
+from busy import is_busy
 from livecluster import IDLE, Cluster, Namespace, decided, kill, processes_of, wait_for
 from tests.e2e.test_retraction import LEAVING, STAYING, deployment, only_pod, restarts, share_status
 
@@ -36,6 +36,7 @@ class Pair:
 
     def __init__(self, space: Namespace, cluster: Cluster, part: Parts) -> None:
         self.space, self.cluster, self.part = space, cluster, part
+        self.excused: list[str] = []  # what was left frozen for too long on a machine that was too busy
         self._parts = {name: part(name)[0]["metadata"]["uid"] for name in ("mps", "agent", "operator")}
         space.create(space.tenant("filler", "1", command=IDLE))
         space.running("filler")  # the other GPU is the only one left
@@ -130,8 +131,12 @@ class Pair:
         report = self._watch.report(time.monotonic())
         assert not report.unwatched, report
         found = {each.rule: each.detail for each in left_frozen(report)}
-        is_busy = os.getloadavg()[0] > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1)
-        assert Rule.FROZEN not in found or Rule.GAP in found or is_busy, f"{found[Rule.FROZEN]} when {when}"
+        if Rule.FROZEN not in found:
+            return
+        seen = f"{found[Rule.FROZEN]} when {when}"
+        assert Rule.GAP in found or is_busy(), seen
+        self.excused.append(seen)
+        print(f"excused, load {os.getloadavg()[0]:.1f}, {found.get(Rule.GAP, 'no gap in the watch')}: {seen}")
 
     def is_kept(self) -> bool:
         """Whether the victim's promise is said to be kept, and the other one to be throttled."""
@@ -254,3 +259,4 @@ def test_whoever_is_killed_in_the_loop_nobody_stays_frozen_and_it_ends_in_the_sa
     assert stayed is not None
     assert (stayed["metadata"]["uid"], restarts(stayed)) == (pair.uids[staying], 0)
     pair.assert_nobody_was_left_frozen("a pod was retracted")
+    print(f"checks of frozen pods that a busy machine excused: {len(pair.excused)}")

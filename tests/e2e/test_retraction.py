@@ -1,12 +1,11 @@
 """A newcomer that breaks a promise is read in place; where no throttle keeps it, it leaves by the API, once."""
 
-import os
 import time
 from datetime import datetime
 from typing import Any
 
 import pytest
-from bench.chaos.excuses import BUSY_LOAD_PER_CORE
+from busy import is_busy
 from livecluster import IDLE, Cluster, Namespace, decided, wait_for
 from stopped import StoppedTime
 from troubles import says, words
@@ -59,11 +58,6 @@ def first_iteration_at(space: Namespace, pod: str) -> float:
     lines = [line for line in space.log(pod, "--timestamps").splitlines() if "iterations/s=" in line]
     assert lines, f"{pod} has not begun"
     return datetime.fromisoformat(lines[0].partition(" ")[0][:26] + "+00:00").timestamp()
-
-
-def is_busy() -> bool:
-    """Whether this machine has too much to do to be held to times."""
-    return os.getloadavg()[0] > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1)
 
 
 def restarts(pod: Json) -> int:
