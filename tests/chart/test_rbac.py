@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpushare import kube
+from gpushare.cli import live
 from gpushare.kube import Resource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,16 @@ SOURCES = {
     "agent": "deviceplugin/gpushare_deviceplugin/**/*.py",
     "mps": "src/gpushare/mps/**/*.py",
 }
+OF_EXPLAIN = ("src/gpushare/cli/explain.py", "src/gpushare/cli/live.py")
+VERBS = {
+    "get": "get",
+    "list": "list",
+    "create": "create",
+    "patch": "patch",
+    "delete": "delete",
+    "replace": "update",
+}
+SELECTED = dict(label.split("=") for label in live.SCHEDULER_SELECTOR.split(","))
 Right = tuple[str, str, str]  # group, resource with its subresource, verb
 
 # Rights that no call of ours shows, each with its reason.
@@ -42,9 +53,9 @@ def _resource(node: ast.expr) -> Resource | None:
     return found if isinstance(found, Resource) else None
 
 
-def _calls(part: str) -> Iterator[Right]:
-    """What the part's code asks of the API, by the names of gpushare.kube."""
-    for path in ROOT.glob(SOURCES[part]):
+def _calls(*sources: str) -> Iterator[Right]:
+    """What code asks of the API, by the names of gpushare.kube."""
+    for path in (path for source in sources for path in ROOT.glob(source)):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
@@ -56,13 +67,13 @@ def _calls(part: str) -> Iterator[Right]:
                 yield "", "pods/binding", "create"
             elif name == "evict" and "api" in ast.dump(node.func):
                 yield "", "pods/eviction", "create"
-            elif resources and name in ("Reflector", "get", "list", "create", "patch", "delete", "replace"):
+            elif resources and name in ("Reflector", "list_ours", *VERBS):
                 (resource,) = resources
                 subresource = next((k.value for k in node.keywords if k.arg == "subresource"), None)
                 plural = resource.plural
                 if isinstance(subresource, ast.Constant):
                     plural += f"/{subresource.value}"
-                verbs = ("list", "watch") if name == "Reflector" else ({"replace": "update"}.get(name, name),)
+                verbs = ("list", "watch") if name == "Reflector" else (VERBS.get(name, "list"),)
                 yield from ((resource.group, plural, verb) for verb in verbs)
 
 
@@ -74,7 +85,12 @@ def _granted(objects: list[dict[str, Any]], part: str) -> set[Right]:
         for o in objects
         if o["kind"].endswith("RoleBinding") and any(s["name"] == account for s in o["subjects"])
     }
-    roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole") and o["metadata"]["name"] in bound]
+    return _allowed(
+        [o for o in objects if o["kind"] in ("Role", "ClusterRole") and o["metadata"]["name"] in bound]
+    )
+
+
+def _allowed(roles: list[dict[str, Any]]) -> set[Right]:
     return {
         (group, resource, verb)
         for role in roles
@@ -87,13 +103,13 @@ def _granted(objects: list[dict[str, Any]], part: str) -> set[Right]:
 
 @pytest.mark.parametrize("part", SOURCES)
 def test_rights_are_those_that_the_code_uses(render: Any, part: str) -> None:
-    assert _granted(render(), part) == set(_calls(part)) | BESIDES.get(part, set())
+    assert _granted(render(), part) == set(_calls(SOURCES[part])) | BESIDES.get(part, set())
 
 
 def test_calls_are_found_at_all() -> None:
-    assert ("", "pods", "patch") in set(_calls("scheduler"))
-    assert ("gpushare.io", "gpunodes/status", "patch") in set(_calls("agent"))
-    assert set(_calls("mps")) == set()
+    assert ("", "pods", "patch") in set(_calls(SOURCES["scheduler"]))
+    assert ("gpushare.io", "gpunodes/status", "patch") in set(_calls(SOURCES["agent"]))
+    assert set(_calls(SOURCES["mps"])) == set()
 
 
 @pytest.mark.parametrize("part", SOURCES)
@@ -127,3 +143,33 @@ def test_who_may_view_or_edit_pods_may_view_or_edit_gpushares(render: Any) -> No
     assert ("gpunodes", "list") in found["view"]
     assert {verb for _, verb in found["view"]} == {"get", "list", "watch"}
     assert {resource for resource, _ in found["edit"] | found["admin"]} == {"gpushares"}
+
+
+@pytest.mark.parametrize("release", ["gpushare", "team"])
+def test_the_role_for_explain_allows_what_explain_plan_and_snapshot_read_and_no_more(
+    render: Any, release: str
+) -> None:
+    """ConfigMaps cannot be restricted by label, so that the one of the settings is read by its name."""
+    objects = render({"fullnameOverride": release})
+    (role,) = [o for o in objects if o["kind"] == "ClusterRole" and o["metadata"]["name"] == f"{release}-explain"]
+    (settings,) = [o for o in objects if (o["metadata"].get("labels") or {}).get("gpushare.io/settings") == "true"]
+    (by_name,) = [rule for rule in role["rules"] if "resourceNames" in rule]
+    assert (by_name["resources"], by_name["resourceNames"]) == (["configmaps"], [settings["metadata"]["name"]])
+    read = set(_calls(*OF_EXPLAIN))
+    assert ("", "configmaps", "get") in read
+    assert _allowed([role]) == read - {("", "configmaps", "list")}
+    assert not [label for label in role["metadata"]["labels"] if "aggregate" in label]
+    assert not [o for o in objects if (o.get("roleRef") or {}).get("name") == role["metadata"]["name"]]
+
+
+def test_the_schedulers_pods_name_the_settings_where_explain_looks(render: Any) -> None:
+    """Who may not list ConfigMaps finds the settings by the pods' environment."""
+    objects = render()
+    pods = [
+        {**o["spec"]["template"], "metadata": {**o["spec"]["template"]["metadata"], "namespace": "system"}}
+        for o in objects
+        if o["kind"] in ("Deployment", "DaemonSet")
+    ]
+    chosen = [pod for pod in pods if SELECTED.items() <= pod["metadata"]["labels"].items()]
+    (settings,) = [o for o in objects if (o["metadata"].get("labels") or {}).get("gpushare.io/settings") == "true"]
+    assert [live.settings_named(pod) for pod in chosen] == [("system", settings["metadata"]["name"])]

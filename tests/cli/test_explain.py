@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 import troubles
+import yaml
 from fakecluster import HttpApiServer, check_screen, pod_object
 
 from gpushare.core.api import names
-from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, NODES, PODS
+from gpushare.kube import CONFIGMAPS, CORE_EVENTS, GPUNODES, GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
+OF_THE_CLUSTER = frozenset({"v1/nodes", "v1/pods", "v1/configmaps"})
+"""What the cluster's own role `edit` in one namespace, with gpushare-view, does not allow."""
+OF_A_DECISION = ("policy", "now", "standing", "nodes", "fits_on", "better", "elsewhere", "kept")
 
 
 def event(about: str, reason: str, note: str, at: str, controller: str = "gpushare.io/agent") -> dict[str, Any]:
     return {
         "metadata": {"name": f"{about}.{reason}", "namespace": "shop"},
-        "regarding": {"kind": "Pod", "name": about, "namespace": "shop"},
-        "reportingController": controller,
+        "involvedObject": {"kind": "Pod", "name": about, "namespace": "shop"},
+        "reportingComponent": controller,
         "eventTime": at,
         "reason": reason,
-        "note": note,
+        "message": note,
     }
 
 
@@ -50,7 +54,7 @@ def told(busy: HttpApiServer) -> HttpApiServer:
         },
     )
     busy.put(
-        EVENTS,
+        CORE_EVENTS,
         event("serve-7c9f8d6b5-xk2lp", "PromiseBroken", "makes 0.72 of 0.91", "2026-11-22T12:03:00.1Z"),
         event("serve-7c9f8d6b5-xk2lp", "Pulled", "an image", "2026-11-22T12:01:00Z", controller="kubelet"),
         event("web", "Throttled", "train-5d4c-p9 is slowed down to keep it", "2026-11-22T12:03:04.2Z"),
@@ -184,13 +188,77 @@ def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: HttpApiServ
     told.put(PODS, {**ended, "status": {"phase": "Succeeded"}})
     code, _, err = call("explain", "late")
     assert (code, "has ended (Succeeded)" in err) == (3, True)
-    told.forbidden = {"/nodes"}
-    code, _, err = call("explain", "serve-7c9f8d6b5-xk2lp")
-    assert (code, err.count("\n")) == (4, 1)
 
 
-def test_a_cluster_without_gpushare(told: HttpApiServer, call: Call) -> None:
-    told.absent = {"gpunodes"}
-    told.store.served.clear()
-    code, _, err = call("explain", "late")
-    assert (code, "this cluster has no gpushare" in err) == (3, True)
+@pytest.mark.parametrize("pod", ["serve-7c9f8d6b5-xk2lp", "late"])
+def test_who_may_not_read_the_whole_cluster_is_told_what_the_pods_own_objects_say(
+    told: HttpApiServer, call: Call, pod: str
+) -> None:
+    whole = json.loads(call("explain", pod, "-o", "json")[1])
+    told.forbidden = set(OF_THE_CLUSTER)
+    code, out, err = call("explain", pod)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "Why there" not in out
+    assert "Why not elsewhere" not in out
+    check_screen(f"explain-{pod.partition('-')[0]}-own", out + f"stderr: {err}")
+    code, out, err = call("explain", pod, "-o", "json")
+    assert (code, "ask for the ClusterRole gpushare-explain" in err) == (0, True)
+    own = json.loads(out)
+    assert list(own) == list(whole)
+    assert {key: own[key] for key in OF_A_DECISION} == dict.fromkeys(OF_A_DECISION)
+    for key in ("placed", "done", "waits_for"):
+        assert own[key] == whole[key]
+    _, as_yaml, _ = call("explain", pod, "-o", "yaml")
+    assert yaml.safe_load(as_yaml) == own
+
+
+def test_without_gpunodes_its_gpushare_tells_of_the_pod(told: HttpApiServer, call: Call) -> None:
+    web = told.store.objects(GPUSHARES)["shop/web"]
+    placement = {**web["status"]["placements"][0], "promise": 0.9, "progress": 0.7}
+    told.put(GPUSHARES, {**web, "status": {"placements": [placement]}})
+    told.forbidden = {*OF_THE_CLUSTER, "gpunodes", "gpunodes/node-a", "v1alpha1/gpushares"}
+    code, out, err = call("explain", "serve-7c9f8d6b5-xk2lp", "-o", "json")
+    (gpu,) = json.loads(out)["gpus"]
+    (tenant,) = gpu["tenants"]
+    assert (code, gpu["uuid"], tenant["is_subject"]) == (0, "GPU-0", True)
+    assert (tenant["promise_ratio"], tenant["seen"]["progress_ratio"]) == (0.9, 0.7)
+    assert "you may not read GpuNodes, so its GPU has no name here" in err
+    told.forbidden |= {"gpushares"}
+    code, out, err = call("explain", "serve-7c9f8d6b5-xk2lp", "-o", "json")
+    assert (code, err.count("\n"), err.count("gpushare-view")) == (0, 3, 2)
+    (tenant,) = json.loads(out)["gpus"][0]["tenants"]
+    assert (tenant["share_percent"], tenant["promise_ratio"], tenant["seen"]) == (25, None, None)
+
+
+def test_the_role_for_explain_reads_the_settings_by_the_name_that_the_scheduler_has(
+    told: HttpApiServer, call: Call
+) -> None:
+    """It may get the release's ConfigMap, not list those of the cluster."""
+    labels = {"app.kubernetes.io/part-of": "gpushare", "app.kubernetes.io/component": "scheduler"}
+    scheduler = {
+        "metadata": {"name": "scheduler-0", "namespace": "system", "uid": "c", "labels": labels},
+        "spec": {"containers": [{"name": "e", "envFrom": [{"configMapRef": {"name": "ours-settings"}}]}]},
+    }
+    told.put(PODS, scheduler)
+    told.put(
+        CONFIGMAPS,
+        {
+            "metadata": {
+                "name": "ours-settings",
+                "namespace": "system",
+                "labels": {"gpushare.io/settings": "true"},
+            },
+            "data": {"GPUSHARE_POLICY": "bestfit"},
+        },
+    )
+    told.forbidden = {"v1/configmaps"}
+    code, out, err = call("explain", "late", "-o", "json")
+    assert (code, json.loads(out)["policy"], "settings" in err) == (0, "bestfit", False)
+    told.forbidden |= {"configmaps/ours-settings"}
+    code, out, err = call("explain", "late", "-o", "json")
+    assert (code, json.loads(out)["policy"], "gpushare-explain" in err) == (0, None, True)
+    told.store.remove(CONFIGMAPS, "system/ours-settings")
+    told.forbidden = {"v1/configmaps"}
+    code, out, err = call("explain", "late", "-o", "json")
+    assert (code, json.loads(out)["standing"]) == (0, "Waits")
+    assert "the chart's defaults are assumed" in err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare.cli import root
-from gpushare.cli.errors import UsageError
+from gpushare.cli.errors import AbsentError
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, to_json
@@ -400,7 +400,7 @@ def test_a_snapshot_of_an_older_version_says_what_to_do(files: Path, monkeypatch
 
 
 def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
-    with pytest.raises(UsageError, match="no GPU that gpushare manages"):
+    with pytest.raises(AbsentError, match="no node has a GPU that gpushare manages"):
         save(Objects(None), files / "snap")
     assert not (files / "snap").exists()
 

@@ -145,25 +145,6 @@ def test_one_namespace_alone(busy: HttpApiServer, call: Call) -> None:
     assert (gain["used_gpus"], gain["per_gpu"]) == (1, None)
 
 
-def test_a_cluster_without_gpushare_is_a_sentence(cluster: HttpApiServer, call: Call) -> None:
-    cluster.absent = {"gpushares", "gpunodes"}
-    cluster.store.served.clear()
-    for command in ("top", "pods", "gpus", "gain"):
-        code, out, err = call(command)
-        assert (code, out, err.count("\n")) == (3, "", 1)
-        assert "this cluster has no gpushare" in err
-    cluster.forbidden = {"gpushares"}  # rights are looked at before the type is
-    assert call("top")[0] == 3
-
-
-def test_another_version_of_the_api_is_a_sentence(cluster: HttpApiServer, call: Call) -> None:
-    cluster.absent = {"gpushares", "gpunodes"}
-    cluster.store.served["gpushare.io"] = ("v1",)
-    code, _, err = call("gpus")
-    assert code == 6
-    assert "the cluster's gpushare speaks v1 and this program v1alpha1" in err
-
-
 def test_an_older_release_is_noted_and_shown_as_far_as_it_goes(busy: HttpApiServer, call: Call) -> None:
     labels = {"gpushare.io/settings": "true", "app.kubernetes.io/version": "0.0.9"}
     busy.put(CONFIGMAPS, {"metadata": {"name": "s", "namespace": "gpushare-system", "labels": labels}, "data": {}})

@@ -3,7 +3,9 @@
 Each test puts the release back as it was: parts that are taken away come again, values are what they were.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from bench.chaos import cuts
 from livecluster import (
     IDLE,
     RELEASE_NAMESPACE,
+    Answer,
     Cluster,
     Namespace,
     decided,
@@ -331,3 +334,65 @@ def test_the_plugins_errors_say_what_to_do(space: Namespace, cluster: Cluster, t
     assert (forbidden, "gpushare-view" in error) == (4, True), error
     unreachable, error = asked("gpus", server="https://127.0.0.1:1")
     assert (unreachable, "is it up?" in error) == (5, True), error
+
+
+def test_who_may_edit_a_namespace_is_explained_its_pods_and_with_a_role_more_everything(
+    space: Namespace, cluster: Cluster, tmp_path: Path
+) -> None:
+    """By docs/cli.md's section on rights."""
+    user = f"system:serviceaccount:{space.name}:reader"
+    file = tmp_path / "kubeconfig"
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    space.create(idle(space, "mine", "0.3"))
+    space.running("mine")
+    cluster.kubectl("-n", space.name, "create", "serviceaccount", "reader")
+    cluster.kubectl("-n", space.name, "create", "rolebinding", "reader", "--clusterrole=edit", f"--user={user}")
+    token = cluster.kubectl("-n", space.name, "create", "token", "reader").strip()
+    config["users"][0]["user"] = {"token": token}
+    file.write_text(yaml.safe_dump(config))
+
+    @contextmanager
+    def bound(role: str) -> Iterator[None]:
+        name = f"{space.name}-{role}"
+        cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={role}", f"--user={user}")
+        try:
+            verb = {"gpushare-view": "gpunodes.gpushare.io", "gpushare-explain": "nodes"}[role]
+            asks = ("auth", "can-i", "list", verb, f"--as={user}")
+            wait_for(f"{role} in force", lambda: cluster.try_kubectl(*asks).out.strip() == "yes")
+            yield
+        finally:
+            cluster.kubectl("delete", "clusterrolebinding", name)
+
+    def explained(*more: str) -> Answer:
+        answer = try_gpushare(str(file), "explain", "mine", "-n", space.name, *more)
+        assert answer.code == 0, answer.err
+        return answer
+
+    wait_for("its event", lambda: "Scheduled" in space.reasons("mine"))
+    answer = explained()  # neither nodes nor GpuNodes
+    assert "you may not read GpuNodes" in answer.err
+    with bound("gpushare-view"):
+        answer = explained()
+        assert answer.err.count("\n") == 1
+        assert "ask for the ClusterRole gpushare-explain" in answer.err
+        (node,) = (each["metadata"]["name"] for each in cluster.get("gpunodes")["items"])
+        assert f"It is on {node}/" in answer.out
+        assert "Scheduled: " in answer.out
+        assert "Why there" not in answer.out
+        assert "Why not elsewhere" not in answer.out
+        own = json.loads(explained("-o", "json").out)
+        assert (own["standing"], own["elsewhere"], own["placed"]["node"]) == (None, None, node)
+        pods = tmp_path / "pods.json"
+        pods.write_text(json.dumps(idle(space, "next", "0.3")))
+        for command in (("snapshot", "-o", str(tmp_path / "taken")), ("plan", "--pods", str(pods))):
+            refused = try_gpushare(str(file), *command)
+            assert (refused.code, "ClusterRole gpushare-explain" in refused.err) == (4, True), refused.err
+    with bound("gpushare-explain"):
+        answer = explained()
+        assert "ClusterRole" not in answer.err
+        assert "settings" not in answer.err, "the release's settings are read by their name"
+        assert "Why there" in answer.out
+        assert "Why not elsewhere" in answer.out
+        assert try_gpushare(str(file), "snapshot", "-o", str(tmp_path / "taken")).code == 0
+        assert try_gpushare(str(file), "plan", "--pods", str(pods)).code == 0
+        assert try_gpushare(str(file), "top").code == 0

@@ -91,6 +91,14 @@ async def test_a_page_that_is_no_api_servers_says_so(api, server):
         await api.list(PODS, lambda pod: pod)
 
 
+async def test_a_refusal_in_plain_text_is_one_line(api, server):
+    """As a path of no API is answered; tests/cli/test_explain_on_api_server.py has it from a real server."""
+    server.list = lambda _: web.Response(text="404 page not found\n", status=404)
+    with pytest.raises(NotFound) as caught:
+        await api.list(PODS, lambda pod: pod)
+    assert str(caught.value) == "404 page not found"
+
+
 async def test_patch_kinds_and_subresources(api, server):
     await api.patch(PODS, "p", {"metadata": {"labels": {"a": "b"}}}, namespace="n")
     await api.patch(PODS, "p", [{"op": "remove", "path": "/a"}], namespace="n", patch_type=PatchType.JSON)

@@ -37,19 +37,25 @@ class HttpApiServer:
 
     Attributes:
         forbidden: paths, by what they end in, that are refused.
-        absent: resource types that the server does not know.
         broken: the server answers 503 to everything.
     """
 
     store: ObjectStore = field(default_factory=ObjectStore)
     forbidden: set[str] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)
     broken: bool = False
     kubeconfig: Path = Path()
 
     def put(self, resource: Resource, *objects: dict[str, Any]) -> None:
         for obj in objects:
             self.store.put(resource, obj)
+
+    def serves(self, path: str) -> bool:
+        """Whether a path is of an API that the server has: our group only in the versions that it is told."""
+        _, *parts = path.split("/")
+        if parts[:2] != ["apis", names.GROUP]:
+            return True
+        versions = self.store.served.get(names.GROUP, ())
+        return parts[2] in versions if len(parts) > 2 else bool(versions)
 
     @web.middleware
     async def rights(self, request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
@@ -58,10 +64,10 @@ class HttpApiServer:
             refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailable", "etcd is away")
         elif any(request.path.endswith(each) for each in self.forbidden):
             refusal = Refusal(HTTPStatus.FORBIDDEN, "Forbidden", f'User "ann" cannot list {request.path}')
-        elif any(f"/{each}" in request.path for each in self.absent):
-            refusal = Refusal(HTTPStatus.NOT_FOUND, "NotFound", "the server could not find the requested resource")
         if refusal is not None:
             return web.json_response(refusal.body, status=int(refusal.status))
+        if not self.serves(request.path):  # as a real one answers for a path of no API
+            return web.Response(text="404 page not found\n", status=int(HTTPStatus.NOT_FOUND))
         response: web.StreamResponse = await handler(request)
         return response
 

@@ -27,6 +27,7 @@ from gpushare.kube import (
     Forbidden,
     Json,
     NotFound,
+    Resource,
     Retryable,
     connect,
     current_namespace,
@@ -36,6 +37,12 @@ T = TypeVar("T")
 SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 VIEWER: Final = "gpushare-view"
 """The chart's ClusterRole for read access; it is aggregated into the cluster's own role `view`."""
+EXPLAINER: Final = "gpushare-explain"
+"""The chart's ClusterRole to read what decisions depend on, every namespace's pods too; aggregated nowhere."""
+NO_GPUS: Final = (
+    "no node has a GPU that gpushare manages: do the agent's pods run (kubectl get daemonsets -A -l "
+    "app.kubernetes.io/part-of=gpushare), and are the GPU nodes labelled (docs/install.md)?"
+)
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="only this namespace; default: all that you may read")
@@ -78,10 +85,11 @@ class Seen:
     notes: tuple[str, ...] = ()
 
 
-def ask(where: Where, reader: Callable[[Api], Awaitable[T]], *, instead: str = "") -> T:
+def ask(where: Where, reader: Callable[[Api], Awaitable[T]], *, role: str = VIEWER, instead: str = "") -> T:
     """Read something from the cluster.
 
     Args:
+        role: the ClusterRole that allows it.
         instead: option that can be used instead of a cluster, such as "--snapshot".
 
     Raises:
@@ -95,17 +103,17 @@ def ask(where: Where, reader: Callable[[Api], Awaitable[T]], *, instead: str = "
     try:
         return asyncio.run(asking())
     except ApiError as error:
-        raise cluster_error(error, instead=instead) from error
+        raise cluster_error(error, role=role, instead=instead) from error
 
 
-def cluster_error(error: ApiError, *, instead: str = "") -> CommandError:
-    """Return the command error, of the right kind, for an error of the Kubernetes API."""
+def cluster_error(error: ApiError, *, role: str = VIEWER, instead: str = "") -> CommandError:
+    """Return the command error, of the right kind, for an error of the Kubernetes API; see `ask`."""
     other = f", or give {instead}" if instead else ""
     match error:
         case Forbidden(status=401):
             return ForbiddenError(f"the cluster does not accept these credentials ({error}): log in again{other}")
         case Forbidden():
-            return ForbiddenError(f"{error}: ask for the rights of the ClusterRole {VIEWER}{other}")
+            return ForbiddenError(f"{error}: ask for the rights of the ClusterRole {role}{other}")
         case NotFound():
             return AbsentError(f"{error}{other}")
         case Retryable(status=0):
@@ -127,12 +135,8 @@ async def see(api: Api, where: Where) -> Seen:
     notes: list[str] = []
     namespace = where.namespace
     try:
-        shares = (await api.list(GPUSHARES, GpuShare.from_object, namespace=namespace)).items
-    except NotFound:
-        raise await no_gpushare(api) from None
+        shares = await list_ours(api, GPUSHARES, GpuShare.from_object, namespace=namespace)
     except Forbidden as error:
-        if not await api.versions_of(names.GROUP):  # the server checks rights before it checks the type
-            raise await no_gpushare(api) from None
         if namespace is None:
             namespace = where.current_namespace()
             notes.append(f"you may not read every namespace, so this is {namespace} alone (-n names another)")
@@ -153,6 +157,25 @@ async def see(api: Api, where: Where) -> Seen:
         nodes = []
         notes.append(f"you may not read GpuNodes, so GPUs have no names here (ask for the ClusterRole {VIEWER})")
     return Seen(tuple(pods), tuple(nodes), tuple(shares), (*notes, *await version_notes(api)))
+
+
+async def list_ours(
+    api: Api, resource: Resource, reduce: Callable[[Json], T], *, namespace: str | None = None
+) -> list[T]:
+    """Read all objects of one of our own types.
+
+    Raises:
+        CommandError: the cluster has no gpushare, or another version.
+        Forbidden: they may not be read.
+    """
+    try:
+        return (await api.list(resource, reduce, namespace=namespace)).items
+    except NotFound:
+        raise await no_gpushare(api) from None
+    except Forbidden:  # the server checks rights before it checks the type
+        if names.VERSION not in await api.versions_of(names.GROUP):
+            raise await no_gpushare(api) from None
+        raise
 
 
 async def no_gpushare(api: Api) -> CommandError:

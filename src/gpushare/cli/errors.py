@@ -12,7 +12,7 @@ class ExitStatus(IntEnum):
     """The question was answered, and the answer is no: a pod fits nowhere."""
     USAGE = 2
     NOT_FOUND = 3
-    """No such pod or GpuShare, or the cluster has no gpushare."""
+    """No such pod or GpuShare, or the cluster has no gpushare, or no GPU that it manages."""
     FORBIDDEN = 4
     UNREACHABLE = 5
     """No cluster is configured, or its API server does not answer."""

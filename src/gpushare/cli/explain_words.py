@@ -1,7 +1,7 @@
 """The text of `gpushare explain`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from gpushare.cli.columns import Column, percent, ratio, show, whole_percent
@@ -18,6 +18,7 @@ from gpushare.core.placement import (
     Placement,
     PlacementRequest,
     PlaceStanding,
+    PodAccount,
 )
 
 SHOWN_REASONS: Final = 5  # -o json has all
@@ -37,7 +38,7 @@ class PodFacts:
     waits_for: str
 
 
-def headline(found: Explanation, facts: PodFacts) -> str:
+def headline(found: PodAccount, facts: PodFacts) -> str:
     """Say what the pod requests and where it is."""
     request, pod = found.request, f"Pod {found.request.pod_uid}"
     asks = f"{pod} asks for {_asked(request)}, class {request.job_class}"
@@ -68,7 +69,12 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
             lines = [f"{again[:1].upper()}{again[1:]}."]
             if found.kept is not None:
                 lines.append(_kept(found.kept, facts))
-    return [*lines, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else lines
+    return [*lines, *kubernetes_says(facts)]
+
+
+def kubernetes_says(facts: PodFacts) -> list[str]:
+    """Say why a pod waits, in kube-scheduler's words; nothing once it is bound."""
+    return [f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else []
 
 
 def _kept(kept: KeptGpus, facts: PodFacts) -> str:
@@ -84,7 +90,7 @@ def _kept(kept: KeptGpus, facts: PodFacts) -> str:
 def verdicts(gpu: ExplainedGpu) -> list[str]:
     """Say what the table cannot show about one GPU's tenants."""
     lines = []
-    unknown = [each.pod for each in gpu.tenants if not each.is_known]
+    unknown = [each.pod for each in gpu.tenants if each.is_known is False]
     if unknown:
         lines.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
     phased = [each.pod for each in gpu.tenants if each.phases]
@@ -94,7 +100,7 @@ def verdicts(gpu: ExplainedGpu) -> list[str]:
     for each in gpu.tenants:
         if each.seen is not None and is_kept(each.seen) is False:
             lines.append(
-                f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.promise_ratio:.2f}."
+                f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.seen.promise_ratio:.2f}."
             )
         if each.seen is not None and each.seen.throttle_ratio:
             part = f"{each.seen.throttle_ratio:.0%} of the time"
@@ -115,18 +121,19 @@ def elsewhere(found: Explanation) -> list[str]:
     return lines or ["every node that gpushare knows has room for it"]
 
 
-def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
-    """Return one object for programs."""
-    record = asdict(
-        replace(found, request=replace(found.request, known=None, unprofiled=None, rules=None), kept=None)
-    )
-    record["kept"] = None
-    if found.kept is not None:
+def as_record(found: PodAccount, facts: PodFacts) -> dict[str, Any]:
+    """Return one object for programs; without the decision made again, its fields are null."""
+    kept = found.kept if isinstance(found, Explanation) else None
+    if isinstance(found, Explanation):
+        found = replace(found, kept=None)
+    plain = replace(found, request=replace(found.request, known=None, unprofiled=None, rules=None))
+    record: dict[str, Any] = dict.fromkeys(each.name for each in fields(Explanation)) | asdict(plain)
+    if kept is not None:
         record["kept"] = {
-            "node": found.kept.node,
-            "gpus": list(found.kept.gpu_uuids),
-            "leaving": sorted(found.kept.leaving),
-            "waited_seconds": found.kept.waited_seconds,
+            "node": kept.node,
+            "gpus": list(kept.gpu_uuids),
+            "leaving": sorted(kept.leaving),
+            "waited_seconds": kept.waited_seconds,
         }
     for place in (record["placed"], record["now"]):
         if place is not None and place.get("probation") is not None:
@@ -186,8 +193,8 @@ TENANT_COLUMNS: Final[tuple[Column[ExplainedTenant], ...]] = (
 )
 
 
-def print_explanation(found: Explanation, facts: PodFacts) -> None:
-    """Print an explanation for people, section by section."""
+def print_explanation(found: PodAccount, facts: PodFacts) -> None:
+    """Print an explanation for people, section by section; sections of the decision made again only with it."""
     console = out()
 
     def section(lines: Sequence[str], title: str = "") -> None:
@@ -197,7 +204,10 @@ def print_explanation(found: Explanation, facts: PodFacts) -> None:
             console.print(line, highlight=False, markup=False)
 
     section([headline(found, facts), *([found.profiling] if found.profiling else [])])
-    section(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
+    if isinstance(found, Explanation):
+        section(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
+    elif facts.waits_for:
+        section(kubernetes_says(facts), "Why it waits")
     for gpu in found.gpus:
         name = facts.gpu_names.get(gpu.uuid, gpu.uuid)
         section(
@@ -206,7 +216,8 @@ def print_explanation(found: Explanation, facts: PodFacts) -> None:
         show(console, TENANT_COLUMNS, gpu.tenants)
         section(verdicts(gpu))
     section(_story(found.done), "What was done")
-    section(elsewhere(found), "Why not elsewhere")
+    if isinstance(found, Explanation):
+        section(elsewhere(found), "Why not elsewhere")
 
 
 def _story(done: Sequence[Happening]) -> list[str]:

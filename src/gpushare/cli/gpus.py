@@ -7,12 +7,12 @@ from typing import Final
 import typer
 
 from gpushare.cli.access import (
+    NO_GPUS,
     ContextOption,
     KubeconfigOption,
     Where,
     ask,
-    cluster_error,
-    no_gpushare,
+    list_ours,
     version_notes,
 )
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, show, whole_percent
@@ -20,7 +20,7 @@ from gpushare.cli.console import notes, out
 from gpushare.cli.records import Format, FormatOption, emit
 from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus
 from gpushare.core.gpu import Health
-from gpushare.kube import GPUNODES, Api, Forbidden, NotFound
+from gpushare.kube import GPUNODES, Api
 
 app = typer.Typer(help=__doc__)
 
@@ -108,14 +108,10 @@ async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
     """Read the GpuNodes, and notes about them.
 
     Raises:
-        CommandError: there is no gpushare, or the GpuNodes may not be read.
+        CommandError: the cluster has no gpushare, or another version.
+        Forbidden: the GpuNodes may not be read.
     """
-    try:
-        nodes = (await api.list(GPUNODES, GpuNode.from_object)).items
-    except NotFound:
-        raise await no_gpushare(api) from None
-    except Forbidden as error:
-        raise cluster_error(error) from error
+    nodes = await list_ours(api, GPUNODES, GpuNode.from_object)
     return nodes, await version_notes(api)
 
 
@@ -132,10 +128,7 @@ def gpus(
         emit([asdict(row) for row in found], output)
         return
     if not found:
-        out().print(
-            "no node has a GPU that gpushare manages: do the agent's pods run (kubectl get daemonsets -A -l "
-            "app.kubernetes.io/part-of=gpushare), and are the GPU nodes labelled (docs/install.md)?"
-        )
+        out().print(NO_GPUS)
         return
     show(out(), COLUMNS, found, wide=output is Format.WIDE, style=lambda row: "red" if row.trouble else "")
     for row in found:

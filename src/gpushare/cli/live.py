@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gpushare.cli.access import SETTINGS_LABEL
+from gpushare.cli.access import SETTINGS_LABEL, list_ours
 from gpushare.cli.errors import UsageError
 from gpushare.cli.scheduler_filters import SchedulerNode
 from gpushare.core.admission import Defaults, ShareIndex
@@ -41,11 +41,12 @@ from gpushare.core.placement import (
     request_of,
     term_of,
 )
-from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
+from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Forbidden, Json, NotFound
 from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
 _OFFERED: Final = ("cpu", "memory", names.SHARE_RESOURCE)
+SCHEDULER_SELECTOR: Final = "app.kubernetes.io/part-of=gpushare,app.kubernetes.io/component=scheduler"
 _ADDED_TOLERATIONS: Final = tuple(
     {"key": f"node.kubernetes.io/{trouble}", "operator": "Exists", "effect": "NoExecute"}
     for trouble in ("not-ready", "unreachable")
@@ -137,19 +138,48 @@ async def read_objects(api: Api) -> Objects:
     """Read everything that decisions depend on, each object reduced to the parts that matter.
 
     Raises:
-        UsageError: the release's settings cannot be used.
+        CommandError: the cluster has no gpushare, or another version.
+        Forbidden: a part of it may not be read.
     """
-    found = (
-        await api.list(CONFIGMAPS, lambda obj: dict(obj.get("data") or {}), label_selector=SETTINGS_LABEL)
-    ).items
-    return Objects(
-        found[0] if found else None,
-        (await api.list(NODES, _reduced_node)).items,
-        (await api.list(GPUNODES, _whole)).items,
-        (await api.list(GPUSHARES, _whole)).items,
-        (await api.list(PODS, reduced_object)).items,
-        time.time(),
-    )
+    gpunodes = await list_ours(api, GPUNODES, _whole)
+    gpushares = await list_ours(api, GPUSHARES, _whole)
+    nodes = (await api.list(NODES, _reduced_node)).items
+    pods = (await api.list(PODS, reduced_object)).items
+    return Objects(await _settings(api), nodes, gpunodes, gpushares, pods, time.time())
+
+
+async def _settings(api: Api) -> dict[str, str] | None:
+    """Return the data of the release's ConfigMap; None if there is none.
+
+    Who may not list every ConfigMap may get the one that the scheduler's pods name (ClusterRole gpushare-explain).
+
+    Raises:
+        Forbidden: it may not be read.
+    """
+    try:
+        found = (await api.list(CONFIGMAPS, _data, label_selector=SETTINGS_LABEL)).items
+    except Forbidden:
+        pods = (await api.list(PODS, settings_named, label_selector=SCHEDULER_SELECTOR)).items
+        for namespace, name in filter(None, pods):
+            try:
+                return _data(await api.get(CONFIGMAPS, name, namespace=namespace))
+            except NotFound:
+                continue
+        return None
+    return found[0] if found else None
+
+
+def _data(obj: Json) -> dict[str, str]:
+    return dict(obj.get("data") or {})
+
+
+def settings_named(pod: Json) -> tuple[str, str] | None:
+    """Return the namespace and name of the ConfigMap that is a pod's environment."""
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for source in container.get("envFrom") or ():
+            if name := (source.get("configMapRef") or {}).get("name"):
+                return str(pod["metadata"].get("namespace")), str(name)
+    return None
 
 
 def _whole(obj: Json) -> Json:
@@ -190,8 +220,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
             continue
         request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
         if pod.node is not None and request is not None and pod.decision is not None:
-            running = bound_request(request, pod, pod.decision)
-            ours.append((replace(running, pod_uid=pod.key), _placement(pod, pod.node, pod.decision, running)))
+            ours.append(_bound(request, pod, pod.node, pod.decision))
         elif pod.node is not None:
             taken = others.setdefault(pod.node, [0, 0])
             taken[0] += pod.cpu_milli
@@ -363,6 +392,22 @@ def _request_of(
         gpu_memories_mib=gpu_memories_mib,
     )
     return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key, rules=pod.rules)
+
+
+def own_place(pod: PodView, shares: ShareIndex) -> tuple[PlacementRequest, Placement | None] | Rejection:
+    """Return what one pod requests by the chart's defaults, and its placement; None while it waits."""
+    request = _request_of(pod, shares, Defaults())
+    if pod.node is not None and pod.decision is not None:
+        return _bound(request, pod, pod.node, pod.decision)
+    return request if isinstance(request, Rejection) else (request, None)
+
+
+def _bound(
+    request: PlacementRequest | Rejection, pod: PodView, node: str, decision: Decision
+) -> tuple[PlacementRequest, Placement]:
+    """Return what a placed pod holds, by its decision, and its placement."""
+    running = bound_request(request, pod, decision)
+    return replace(running, pod_uid=pod.key), _placement(pod, node, decision, running)
 
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:

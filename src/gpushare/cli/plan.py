@@ -18,7 +18,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.access import Where, ask
+from gpushare.cli.access import EXPLAINER, Where, ask
 from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
@@ -191,7 +191,8 @@ def _cluster(
             cluster = cluster_of(objects)
             state_of(cluster)
         return cluster
-    return ask(Where(None, kubeconfig, context), read_cluster, instead="--snapshot or --nodes")
+    where = Where(None, kubeconfig, context)
+    return ask(where, read_cluster, role=EXPLAINER, instead="--snapshot or --nodes")
 
 
 def _refused(found: Candidates) -> tuple[tuple[str, str, int, str], ...]:

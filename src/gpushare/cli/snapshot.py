@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from gpushare.cli.access import Where, ask
+from gpushare.cli.access import EXPLAINER, NO_GPUS, Where, ask
 from gpushare.cli.console import notes
-from gpushare.cli.errors import UsageError
+from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.files import read_text, write_whole
 from gpushare.cli.live import Objects, cluster_of, read_objects
 from gpushare.sim.openb import format_nodes, format_pods
@@ -34,7 +34,7 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without secrets."""
-    objects = ask(Where(None, kubeconfig, context), read_objects)
+    objects = ask(Where(None, kubeconfig, context), read_objects, role=EXPLAINER)
     cluster = cluster_of(objects)
     save(objects, output)
     waiting = sum(placement is None for _, placement in cluster.pods)
@@ -63,11 +63,11 @@ def save(objects: Objects, folder: Path) -> None:
     """Write all three files, or none.
 
     Raises:
-        UsageError: there is nothing to write, or the folder cannot be written.
+        AbsentError: there is no GPU. UsageError: the folder cannot be written.
     """
     cluster = cluster_of(objects)
     if not any(node.gpus for node in cluster.nodes):
-        raise UsageError("the cluster has no GPU that gpushare manages (no GpuNode lists one)")
+        raise AbsentError(NO_GPUS)
     try:
         nodes = format_nodes(cluster.nodes)
     except ValueError as error:

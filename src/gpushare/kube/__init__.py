@@ -32,6 +32,7 @@ from gpushare.kube.events import EventType, object_reference, record_event
 from gpushare.kube.reflector import Change, Reflector
 from gpushare.kube.resources import (
     CONFIGMAPS,
+    CORE_EVENTS,
     EVENTS,
     GPUNODES,
     GPUSHARES,
@@ -45,6 +46,7 @@ from gpushare.kube.resources import (
 
 __all__ = [
     "CONFIGMAPS",
+    "CORE_EVENTS",
     "EVENTS",
     "GPUNODES",
     "GPUSHARES",

@@ -439,7 +439,7 @@ def _status_object(raw: bytes) -> Json:
     try:
         return _object(raw)
     except ApiError:
-        return {"message": raw[:200].decode(errors="replace")}
+        return {"message": " ".join(raw[:200].decode(errors="replace").split())}  # no object, such as a page
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

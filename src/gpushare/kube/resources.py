@@ -46,6 +46,8 @@ NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=Fal
 CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap", namespaced=True)
 SECRETS: Final = Resource("", "v1", "secrets", "Secret", namespaced=True)
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event", namespaced=True)
+CORE_EVENTS: Final = Resource("", "v1", "events", "Event", namespaced=True)
+"""The same events in the core group; the cluster's own role `view` allows to read them only there."""
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease", namespaced=True)
 GPUNODES: Final = Resource(names.GROUP, names.VERSION, "gpunodes", "GpuNode", namespaced=False)
 GPUSHARES: Final = Resource(names.GROUP, names.VERSION, "gpushares", "GpuShare", namespaced=True)

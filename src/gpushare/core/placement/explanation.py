@@ -1,12 +1,15 @@
-"""Why a pod is where it is, or waits: the decision made again, with promises, forecasts and measurements."""
+"""Why a pod is where it is, or waits: the decision made again, with promises, forecasts and measurements.
+
+Where the cluster may not be read, `account` says what the pod's own objects say.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from gpushare.core.admission import Defaults
-from gpushare.core.api import GpuShare, Rejection, TenantStatus
+from gpushare.core.api import GpuNode, GpuShare, GpuStatus, PodPlacement, Rejection, TenantStatus
 from gpushare.core.interference import Forecast, InterferenceModel, predict_worst, promised_progress
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.keeping import KeptGpus
@@ -55,7 +58,8 @@ class ExplainedTenant:
     Attributes:
         pod: namespace/name.
         is_subject: whether it is the pod in question.
-        promise_ratio: its promised progress.
+        promise_ratio: its promised progress; None if neither its node nor its GpuShare says it.
+        is_known: whether its workload has a profile; None if that was not read.
         predicted: its forecast in this set of tenants under their caps; None while one of them has no profile.
         seen: the last measurement of its node's agent; None without one.
         phases: number of kinds of work that its workload does besides the usual one.
@@ -65,8 +69,8 @@ class ExplainedTenant:
     is_subject: bool
     share_percent: int
     thread_percentage: int | None
-    promise_ratio: float
-    is_known: bool
+    promise_ratio: float | None
+    is_known: bool | None
     predicted: Forecast | None
     seen: TenantStatus | None
     phases: int = 0
@@ -97,35 +101,44 @@ class Elsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """The answer to "why is this pod here", or "why does it wait".
+class PodAccount:
+    """A pod, its place and its story, without the decision made again.
 
     Attributes:
         placed: its placement; None while it waits.
-        now: the decision if made again now, without the pod itself.
-        nodes: number of all nodes.
-        fits_on: number of nodes on which it fits.
-        better: number of nodes that rank above its own.
-        gpus: the GPUs of its place, or of the one that it would get now; empty if it fits nowhere.
-        elsewhere: refusals of other nodes, the most frequent first.
+        gpus: the GPUs of its place; for an `Explanation` of a waiting pod, of the one that it would get now.
         done: events, oldest first.
-        kept: GPUs kept for the pod until it is placed; None if none are.
         profiling: a sentence on how its workload is profiled; empty if it has a profile.
     """
 
     request: PlacementRequest
-    policy: str
     placed: Placement | None
+    gpus: tuple[ExplainedGpu, ...]
+    done: tuple[Happening, ...]
+    profiling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation(PodAccount):
+    """The answer to "why is this pod here", or "why does it wait".
+
+    Attributes:
+        now: the decision if made again now, without the pod itself.
+        nodes: number of all nodes.
+        fits_on: number of nodes on which it fits.
+        better: number of nodes that rank above its own.
+        elsewhere: refusals of other nodes, the most frequent first.
+        kept: GPUs kept for the pod until it is placed; None if none are.
+    """
+
+    policy: str
     now: Placement | Rejection
     standing: PlaceStanding
     nodes: int
     fits_on: int
     better: int
-    gpus: tuple[ExplainedGpu, ...]
     elsewhere: tuple[Elsewhere, ...]
-    done: tuple[Happening, ...]
-    kept: KeptGpus | None = None
-    profiling: str = ""
+    kept: KeptGpus | None
 
 
 def explain(
@@ -162,22 +175,105 @@ def explain(
         for uuid in place.gpu_uuids
     )
     # 4. What was done, and why not elsewhere.
-    done = sorted((*happened, *_retractions(share)), key=lambda each: each.at)
     elsewhere = elsewhere_of(found)
     return Explanation(
         request,
-        context.policy.name,
         placed,
+        gpus,
+        _done(share, happened),
+        _profiling(request, context, place, is_placed=placed is not None),
+        context.policy.name,
         now,
         standing,
         len(found.nodes) + sum(each.nodes for each in elsewhere),
         len(found.nodes),
         better,
-        gpus,
         elsewhere,
-        tuple(done),
         next((each for each in context.kept if each.pod.request.pod_uid == request.pod_uid), None),
-        _profiling(request, context, place, is_placed=placed is not None),
+    )
+
+
+def account(
+    request: PlacementRequest,
+    placed: Placement | None,
+    uid: str,
+    nodes: Iterable[GpuNode],
+    *,
+    share: GpuShare | None = None,
+    happened: Iterable[Happening] = (),
+) -> PodAccount:
+    """Say what a pod's own objects say, without the rest of the cluster.
+
+    Args:
+        placed: its placement; None while it waits.
+        uid: the pod's uid in the API.
+        nodes: the GpuNodes that may be read, its own among them; without it only the pod's own figures are known.
+        share: the pod's GpuShare, for its figures and its retractions.
+        happened: events about the pod.
+    """
+    by_uuid = {gpu.uuid: gpu for node in nodes for gpu in node.status.gpus}
+    listed = share.status.placements if share is not None else ()
+    own = next((each for each in listed if each.pod_uid == uid), None)
+    gpus = tuple(
+        _gpu_as_read(place.node, uuid, by_uuid.get(uuid), uid, _subject(request, place, own))
+        for place in ((placed,) if placed else ())
+        for uuid in place.gpu_uuids
+    )
+    return PodAccount(request, placed, gpus, _done(share, happened), "")
+
+
+def _gpu_as_read(
+    node: str, uuid: str, gpu: GpuStatus | None, pod_uid: str, subject: ExplainedTenant
+) -> ExplainedGpu:
+    """Return one GPU of the pod as its GpuNode tells it.
+
+    Args:
+        gpu: None if it was not read.
+        subject: the pod, for where the GpuNode does not list it.
+    """
+    others = []
+    for each in gpu.tenants if gpu is not None else ():
+        tenant = ExplainedTenant(
+            f"{each.namespace}/{each.pod}",
+            is_subject=False,
+            share_percent=each.share_percent,
+            thread_percentage=each.thread_percentage,
+            promise_ratio=each.promise_ratio,
+            is_known=None,
+            predicted=None,
+            seen=each,
+        )
+        if each.pod_uid == pod_uid:
+            subject = replace(tenant, is_subject=True, thread_percentage=subject.thread_percentage)
+        else:
+            others.append(tenant)
+    return ExplainedGpu(uuid, node, gpu.model if gpu is not None else "", (subject, *others))
+
+
+def _subject(request: PlacementRequest, placed: Placement, own: PodPlacement | None) -> ExplainedTenant:
+    """Return the pod as a tenant, by its decision and its GpuShare."""
+    share_percent = max(1, request.share_milli // MILLI_PER_PERCENT)
+    promise = own.promise_ratio if own is not None else None
+    seen = None
+    if own is not None:
+        seen = TenantStatus(
+            pod_uid=own.pod_uid,
+            pod=own.pod,
+            share_percent=share_percent,
+            progress_ratio=own.progress_ratio,
+            slowdown_ratio=own.slowdown_ratio,
+            promise_ratio=promise,
+            throttle_ratio=own.throttle_ratio,
+        )
+    return ExplainedTenant(
+        request.pod_uid,
+        is_subject=True,
+        share_percent=share_percent,
+        thread_percentage=placed.thread_percentage,
+        promise_ratio=promise,
+        is_known=None,
+        predicted=None,
+        seen=seen,
     )
 
 
@@ -285,6 +381,11 @@ def _predicted(
     if len(known) < len(members):
         return [None] * len(members)
     return predict_worst(model().for_gpu(gpu_model), known)
+
+
+def _done(share: GpuShare | None, happened: Iterable[Happening]) -> tuple[Happening, ...]:
+    """Return a pod's events and the retractions of its group, oldest first."""
+    return tuple(sorted((*happened, *_retractions(share)), key=lambda each: each.at))
 
 
 def _retractions(share: GpuShare | None) -> list[Happening]:
