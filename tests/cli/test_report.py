@@ -173,9 +173,9 @@ def test_a_prometheus_without_gpushare_is_status_3(
     assert (status, "no figure of gpushare" in err) == (3, True)
 
 
-def test_too_much_asked_for_is_said_with_what_to_do(
+def test_a_span_that_ends_before_1970_is_not_asked_for(
     prometheus: Prometheus, gpushare: Run, capsys: Any, tmp_path: Path
 ) -> None:
     where = ("--prometheus", prometheus.url, "--until", "1800-01-01T00:00")
     status, err = _fails(gpushare, capsys, tmp_path, *where)
-    assert status in (2, 3), err
+    assert (status, '--since "24h" reaches back to before 1970, where no figure can be' in err) == (2, True), err
