@@ -19,6 +19,7 @@ RELEASE = "gpushare"
 RELEASE_NAMESPACE = "gpushare-system"
 DEMO_NAMESPACE = "gpushare-demo"
 INSTALL_SECONDS = 180
+COMMENT_COLUMN = 76  # longer commands push their comment to the right
 
 
 class Demo:
@@ -121,24 +122,43 @@ def up(*, record: Path | None = None) -> int:
     demo.kubectl("apply", "-f", "-", stdin=json.dumps(_namespace(DEMO_NAMESPACE)))
     say(f"gpushare is up after {time.monotonic() - begun:.0f} s; now pods come, and you are told what happens")
     status = demo.story(images["image"], record=record)
-    print(_next_things(cluster), flush=True)
+    print(next_things(cluster.kubeconfig, DEMO_NAMESPACE), flush=True)
     return status
 
 
-def _next_things(cluster: backends.Cluster) -> str:
-    kubectl = tools.kubectl()
-    return f"""
-The cluster stays up. Look further:
-  export KUBECONFIG={cluster.kubeconfig} PATH={kubectl.parent}:{REPOSITORY / ".venv" / "bin"}:$PATH
-  gpushare top                                                  # the table above, live; q leaves it
-  kubectl gpushare explain -n {DEMO_NAMESPACE} POD                  # why it is there, what was seen and done
-  kubectl -n {DEMO_NAMESPACE} get events --sort-by .metadata.creationTimestamp      # what you were told, and more
-  kubectl get gpunodes -o wide; kubectl get gpushares -A        # the objects behind it
-  kubectl -n {DEMO_NAMESPACE} describe gpushare etl                 # its profile, and what it is kept apart from
-  kubectl -n {DEMO_NAMESPACE} logs -f deploy/train --tail 5         # true iterations/s of one tenant
-  kubectl run wrong --image {IMAGE}:dev --annotations gpushare.io/fraction=1.5   # a wrong annotation is refused
-  make demo-down                                                # remove every trace
-"""
+def further_commands(kubeconfig: Path, namespace: str) -> list[tuple[str, str]]:
+    """Return commands to look further with after the story in a namespace, each with a comment.
+
+    The first one sets the environment of the others; tests/e2e/test_story.py runs them.
+    """
+    path = f"{tools.kubectl().parent}:{REPOSITORY / '.venv' / 'bin'}:$PATH"
+    return [
+        (f"export KUBECONFIG={kubeconfig} PATH={path}", ""),
+        ("gpushare top", "the table above, live; q leaves it"),
+        (f"kubectl gpushare explain -n {namespace} POD", "why it is there, what was seen and done"),
+        (
+            f"kubectl -n {namespace} get events --sort-by .metadata.creationTimestamp",
+            "what you were told, and more",
+        ),
+        ("kubectl get gpunodes -o wide; kubectl get gpushares -A", "the objects behind it"),
+        (f"kubectl -n {namespace} describe gpushare etl", "its profile, and what it is kept apart from"),
+        (f"kubectl -n {namespace} logs -f deploy/train --tail 5", "true iterations/s of one tenant"),
+        (
+            f"kubectl -n {namespace} run wrong --image {IMAGE}:dev --annotations gpushare.io/fraction=1.5",
+            "a wrong annotation is refused",
+        ),
+        ("make demo-down", "remove every trace"),
+    ]
+
+
+def next_things(kubeconfig: Path, namespace: str) -> str:
+    """Return the text that the demo ends with."""
+    commands = further_commands(kubeconfig, namespace)
+    lines = [
+        f"  {command.ljust(COMMENT_COLUMN)}  # {comment}" if comment else f"  {command}"
+        for command, comment in commands
+    ]
+    return "\n".join(["", "The cluster stays up. Look further:", *lines, ""])
 
 
 def down() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from devcluster.demo import further_commands, next_things
 from rich.console import Console
 from rich.text import Text
 from story.acts import ACTS, BACKUP, ETL, FIRST, RANK
@@ -225,6 +227,18 @@ def test_a_picture_shows_the_lines_and_loads_nothing() -> None:
     assert "Throttle:&#160;etl" in text
     assert "url(http" not in text
     assert "@font-face" not in text
+
+
+def test_what_the_demo_prints_at_its_end_is_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/e2e/test_story.py runs it."""
+    monkeypatch.setattr("devcluster.tools.kubectl", lambda: Path("/bin/kubectl"))
+    commands = [command for command, _ in further_commands(Path("/k"), "other")]
+    printed = next_things(Path("/k"), "other")
+    assert all(f"  {command}" in printed for command in commands)
+    assert "gpushare-demo" not in printed
+    assert sum("-n other " in command for command in commands) == 5
+    script = "\n".join(commands)
+    assert subprocess.run(["bash", "-n", "-c", script], capture_output=True, check=False).stderr == b""
 
 
 def test_a_recording_is_asciinemas_format_and_holds_what_was_shown(tmp_path: Path) -> None:
