@@ -31,9 +31,9 @@ async def test_what_was_said_of_the_pod_is_found(real_api: Api, namespace: str) 
     assert facts.waits_for == "kube-scheduler has not looked at it yet"
 
 
+@pytest.mark.usefixtures("namespace")  # the definitions are served
 async def test_a_path_of_no_api_is_answered_as_the_fake_does(real_api: Api) -> None:  # noqa: F811
     """Of a group and of a version that it does not serve (tests/support/fakecluster.py)."""
-    await define(real_api)
     for group, version in (("nobody.example.com", "v1"), (names.GROUP, "v0")):
         with pytest.raises(NotFound) as caught:
             await real_api.list(Resource(group, version, "gpunodes", "GpuNode", namespaced=False), lambda obj: obj)
