@@ -1,7 +1,10 @@
 """What a person sees of a report: Chromium opens it, wide and narrow, light and dark, on screen and on paper."""
 
+import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -9,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import DESK, PHONE, chromium, looking_at
+from fakecluster import busy_node, pod_object
+from histories import BEGIN, UNTIL, prometheus_with_history
 from playwright.sync_api import Browser
 
 from gpushare.cli.report.jobs_page import render_jobs
@@ -20,6 +25,7 @@ from gpushare.sim.jobs import JobResult, Outcome, Span
 pytestmark = pytest.mark.slow
 MINUTES = 120
 SHOWN = ("light", "dark")
+GAVEL = Path(__file__).resolve().parents[1] / "data" / "gavel"
 A4_PRINTED = 718  # CSS pixels: 210 mm at 96 for an inch, less Chromium's margins of 1 cm
 LONG = "recommend" * 7  # 63 characters and no place to break it, as long as a label may be
 
@@ -94,9 +100,69 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=["page_file", "compared"])
+def _gpushare(*arguments: object) -> None:
+    """Run a command as typed, in a process of its own: playwright's event loop runs in this one."""
+    program = [sys.executable, "-c", "from gpushare.cli import main; main()"]
+    done = subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def of_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `gpushare report` writes of a real Prometheus."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    running = prometheus_with_history(folder)
+    try:
+        _gpushare(
+            *("report", "--prometheus", running.url, "--since", "2h", "--until", UNTIL),
+            *("--points", MINUTES, "-o", folder / "page.html"),
+        )
+    finally:
+        running.stop()
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def of_a_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `gpushare report` writes of a snapshot: one moment, so without plots."""
+    folder = tmp_path_factory.mktemp("snapshot")
+    pods = [
+        pod_object("serve-7c9f8d6b5-xk2lp", "u1", gpu="GPU-0"),
+        pod_object("train-5d4c-p9", "u2", gpu="GPU-0", share=50),
+        pod_object("lab", "u3", namespace="research", gpu="GPU-1", share=10),
+        pod_object("late", "u4", share=60),
+    ]
+    objects = {"settings": None, "gpunodes": [busy_node()], "pods": pods, "read_at": float(BEGIN)}
+    (folder / "cluster.json").write_text(json.dumps(objects))
+    _gpushare("report", "--snapshot", folder, "-o", folder / "page.html")
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `gpushare sim jobs --report` writes of a dozen jobs."""
+    folder = tmp_path_factory.mktemp("jobs")
+    data = ("--colocation", GAVEL / "pairs.csv", "--solo", GAVEL / "solo.csv", "--gpu", "p100")
+    trace, page = folder / "trace.csv", folder / "page.html"
+    _gpushare("sim", "trace", *data, "--jobs", 12, "--interarrival", 5, "-o", trace)
+    where = ("--trace", trace, "--gpus", 3, "--policy", "mps-uncapped", "--report", page)
+    _gpushare("sim", "jobs", *data, *where)
+    return page
+
+
+WITH_PLOTS = ["page_file", "compared", "of_prometheus", "of_jobs"]
+
+
+@pytest.fixture(params=[*WITH_PLOTS, "of_a_snapshot"])
 def any_page(request: pytest.FixtureRequest) -> Path:
-    """The report of a cluster, and the simulator's."""
+    """The report of a cluster and the simulator's, drawn from made figures and by the commands themselves."""
+    file: Path = request.getfixturevalue(request.param)
+    return file
+
+
+@pytest.fixture(params=WITH_PLOTS)
+def plotted_page(request: pytest.FixtureRequest) -> Path:
+    """Each of them that has plots."""
     file: Path = request.getfixturevalue(request.param)
     return file
 
@@ -199,9 +265,9 @@ def _lab(colour: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("scheme", SHOWN)
-def test_no_two_lines_of_a_plot_are_of_like_colours(browser: Browser, any_page: Path, scheme: str) -> None:
+def test_no_two_lines_of_a_plot_are_of_like_colours(browser: Browser, plotted_page: Path, scheme: str) -> None:
     """The blue and violet that a reader took for one were 31 apart in the light, 28 in the dark."""
-    with looking_at(browser, any_page, scheme=scheme) as look:
+    with looking_at(browser, plotted_page, scheme=scheme) as look:
         marks = look.page.locator(".legend").evaluate_all(
             "all => all.map(one => [...one.querySelectorAll('i')].map(i => getComputedStyle(i).borderTopColor))"
         )
@@ -212,8 +278,8 @@ def test_no_two_lines_of_a_plot_are_of_like_colours(browser: Browser, any_page: 
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_no_tick_lies_on_a_plots_title(browser: Browser, any_page: Path, width: int) -> None:
-    with looking_at(browser, any_page, width=width) as look:
+def test_no_tick_lies_on_a_plots_title(browser: Browser, plotted_page: Path, width: int) -> None:
+    with looking_at(browser, plotted_page, width=width) as look:
         titles = look.page.locator("figcaption").evaluate_all(
             "all => all.map(t => t.getBoundingClientRect().bottom)"
         )
@@ -289,17 +355,27 @@ def test_names_are_words_and_no_markup(browser: Browser, page_file: Path) -> Non
         assert "shop/<script>alert(1)</script>" in look.page.locator("body").inner_text()
 
 
+def test_the_page_of_a_snapshot_has_its_tables_and_no_plot(browser: Browser, of_a_snapshot: Path) -> None:
+    with looking_at(browser, of_a_snapshot) as look:
+        assert look.page.locator("figure, svg").count() == 0
+        text = look.page.locator("body").inner_text()
+        assert "A snapshot is one moment" in text
+        assert "shop/serve-7c9f8d6b5-xk2lp" in text
+
+
 def test_it_prints_light_with_its_plots_whole_and_no_wider_than_the_paper(
-    browser: Browser, any_page: Path
+    browser: Browser, any_page: Path, request: pytest.FixtureRequest
 ) -> None:
     """A page that is printed cannot be pushed sideways: what is wider than it is lost."""
     with looking_at(browser, any_page, width=A4_PRINTED, scheme="dark") as look:
         look.page.emulate_media(media="print")
         assert look.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         breaks = look.page.locator("figure").evaluate_all("fs => fs.map(f => getComputedStyle(f).breakInside)")
-        assert set(breaks) == {"avoid"}
+        of_plots = {"figure", ".plot"} if breaks else set()
+        assert set(breaks) == ({"avoid"} if of_plots else set())
+        assert bool(of_plots) is ("of_a_snapshot" not in request.node.name)
         assert look.width() <= A4_PRINTED
-        for what in (".wide", "table", "figure", ".plot"):
+        for what in {".wide", "table"} | of_plots:
             widths = look.page.locator(what).evaluate_all(
                 "found => found.map(e => [e.scrollWidth, e.clientWidth])"
             )
