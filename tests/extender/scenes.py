@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpushare.cli.live import Objects
-from gpushare.core.admission import Defaults
-from gpushare.core.api import FaultDomain, JobClass
+from gpushare.core.admission import Defaults, Needs, resolve
+from gpushare.core.api import FaultDomain, GpuShare, JobClass, names
 from gpushare.core.placement import ProbationSettings, Settings
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, current_namespace
 from gpushare.twin.contention import WORKLOADS
@@ -81,7 +81,7 @@ class Illness:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One pod: what it asks ("auto", for which admission set `percent`, or that) and what is known of it.
+    """One pod: what it asks ("auto", for which `percent` is recommended, or that) and what is known of it.
 
     With a `pool` it wants nodes of that pool; `tolerates` tells whether it may be on reserved ones.
     None stands for what neither the pod nor its GpuShare says, so that the release's default holds.
@@ -190,16 +190,56 @@ class Scene:
         )
 
 
+def annotations_of(wanted: Wanted) -> dict[str, str]:
+    found = {names.FRACTION: "auto" if wanted.is_auto else wanted.fraction}
+    if wanted.memory_mib is not None:
+        found[names.MEMORY] = f"{wanted.memory_mib}Mi"
+    if wanted.job_class is not None:
+        found[names.CLASS] = wanted.job_class.value
+    if wanted.processes > 1:
+        found[names.PROCESSES] = str(wanted.processes)
+    return found
+
+
+def share_of(number: int, scene: Scene) -> dict[str, Any]:
+    """The GpuShare that was made for a pod's owner, without the owner."""
+    name, wanted = f"p{number}", scene.wanted[number]
+    counters = WORKLOADS[wanted.workload].solo.as_dict()
+    profile = {"gpuModel": wanted.profiled_on, "counters": counters, "windowSeconds": 10.0}
+    spec: dict[str, Any] = {} if wanted.max_slowdown is None else {"maxSlowdown": wanted.max_slowdown}
+    if wanted.is_isolated:
+        spec["faultDomain"] = FaultDomain.ISOLATED.value
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"share-{name}"},
+        "spec": spec,
+        "status": {
+            **({"profile": profile} if wanted.profiled_on else {}),
+            **({"learned": [wanted.effect.to_status(wanted.profiled_on)]} if wanted.learns else {}),
+            **({"recommendedFraction": wanted.fraction} if wanted.is_auto else {}),
+            "retractions": [retraction(each, len(scene.wanted)) for each in wanted.left],
+        },
+    }
+
+
+def charged_percent(number: int, scene: Scene) -> int:
+    """The limit that admission gives a pod, which covers its memory, threads, processes and isolation."""
+    needs = resolve(
+        annotations_of(scene.wanted[number]),
+        GpuShare.from_object(share_of(number, scene)),
+        scene.release.defaults,
+        gpu_memories_mib={MEMORY_MIB},
+    )
+    assert isinstance(needs, Needs)
+    return needs.limit_percent
+
+
 def create(cluster: Any, number: int, scene: Scene) -> None:
     """A pod as admission leaves it, and the GpuShare that was made for its owner."""
     name, wanted = f"p{number}", scene.wanted[number]
-    given = {} if wanted.memory_mib is None else {"memory": f"{wanted.memory_mib}Mi"}
-    if wanted.job_class is not None:
-        given["class"] = wanted.job_class.value
-    if wanted.processes > 1:
-        given["processes"] = str(wanted.processes)
-    fraction = "auto" if wanted.is_auto else wanted.fraction
-    raw = cluster.make_pod(name, fraction, limit=wanted.percent, **given)
+    asked = annotations_of(wanted)
+    fraction = asked.pop(names.FRACTION)
+    given = {key.removeprefix("gpushare.io/"): value for key, value in asked.items()}
+    raw = cluster.make_pod(name, fraction, limit=charged_percent(number, scene), **given)
     raw["spec"]["containers"][0]["resources"]["requests"] = {
         "cpu": f"{wanted.cpu_milli}m",
         "memory": f"{wanted.node_memory_mib}Mi",
@@ -213,29 +253,10 @@ def create(cluster: Any, number: int, scene: Scene) -> None:
     elif wanted.pool:
         raw["spec"]["nodeSelector"] = {"pool": wanted.pool}
     cluster.put(PODS, raw)
-    counters = WORKLOADS[wanted.workload].solo.as_dict()
-    profile = {"gpuModel": wanted.profiled_on, "counters": counters, "windowSeconds": 10.0}
+    share = share_of(number, scene)
     uid = raw["metadata"]["uid"]
-    spec: dict[str, Any] = {} if wanted.max_slowdown is None else {"maxSlowdown": wanted.max_slowdown}
-    if wanted.is_isolated:
-        spec["faultDomain"] = FaultDomain.ISOLATED.value
-    cluster.put(
-        GPUSHARES,
-        {
-            "metadata": {
-                "name": name,
-                "namespace": "default",
-                "uid": f"share-{name}",
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}],
-            },
-            "spec": spec,
-            "status": {
-                **({"profile": profile} if wanted.profiled_on else {}),
-                **({"learned": [wanted.effect.to_status(wanted.profiled_on)]} if wanted.learns else {}),
-                "retractions": [retraction(each, len(scene.wanted)) for each in wanted.left],
-            },
-        },
-    )
+    share["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]
+    cluster.put(GPUSHARES, share)
 
 
 def add_machine(cluster: Any, name: str, machine: Machine) -> None:
@@ -248,9 +269,9 @@ def add_machine(cluster: Any, name: str, machine: Machine) -> None:
     cluster.put(NODES, node)
 
 
-def refused_by_scheduler(cluster: Any, node: str, machine: Machine, number: int, wanted: Wanted) -> str:
+def refused_by_scheduler(cluster: Any, node: str, machine: Machine, number: int, scene: Scene) -> str:
     """Why kube-scheduler does not ask the extender about a node for a pod; "shares" if for them, "" if it asks."""
-    raw = cluster.objects[NODES][node]
+    raw, wanted = cluster.objects[NODES][node], scene.wanted[number]
     if raw.get("spec", {}).get("unschedulable"):
         return "it is cordoned"
     if machine.is_reserved and not wanted.tolerates:
@@ -267,7 +288,7 @@ def refused_by_scheduler(cluster: Any, node: str, machine: Machine, number: int,
         if "resources" in each
     )
     offered = int(raw["status"]["allocatable"]["gpushare.io/share"])
-    return "shares" if offered - taken < wanted.percent else ""
+    return "shares" if offered - taken < charged_percent(number, scene) else ""
 
 
 def add_foreign(cluster: Any, name: str, node: str, foreign: Foreign) -> None:
@@ -393,7 +414,7 @@ CPUS = st.sampled_from([0, 0, 500, 8_000, 24_000])
 NODE_MEMORIES = st.sampled_from([0, 0, 1024, 48 * 1024])
 WANTED = st.builds(
     Wanted,
-    st.sampled_from([10, 20, 30, 50, 60, 100, 200, 300]),
+    st.sampled_from([3, 10, 20, 30, 50, 60, 100, 200, 300]),
     st.sampled_from([None, 500, 8_000, 30_000]),
     st.sampled_from([None, *JobClass]),
     st.sampled_from(sorted(WORKLOADS)),
@@ -411,7 +432,7 @@ LEARNT = st.builds(lambda each, effect: replace(each, effect=effect), WANTED, EF
 RETRACTED = st.builds(
     lambda each, left, effect: replace(each, left=(left,), effect=effect), WANTED, LEFT, st.none() | EFFECTS
 )
-ISOLATED = WANTED.map(lambda each: replace(each, percent=WHOLE, is_auto=False, is_isolated=True))
+ISOLATED = WANTED.map(lambda each: replace(each, is_isolated=True))
 SEVERAL_PROCESSES = st.builds(
     lambda each, processes: replace(each, percent=60, is_auto=False, processes=processes),
     WANTED,
@@ -464,6 +485,8 @@ DEFAULTS = st.builds(
     job_class=st.sampled_from(JobClass),
     max_slowdown_ratio=st.sampled_from([1.05, 1.5, 3.0]),
     latency_max_slowdown_ratio=st.sampled_from([1.02, 1.1, 2.0]),
+    charge_memory=st.booleans(),
+    charge_threads=st.booleans(),
 )
 RESERVES = st.sampled_from([0, 512, 21_000])
 LEAVING = st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=9)

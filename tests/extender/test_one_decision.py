@@ -55,6 +55,7 @@ from tests.extender.scenes import (
     Wanted,
     add_foreign,
     add_machine,
+    charged_percent,
     create,
     objects_of,
     refused_by_scheduler,
@@ -287,7 +288,7 @@ def simulate_cluster(
         requests,
         scene.release,
         model=default_model,
-        demand_ratio=(sum(each.percent for each in scene.wanted) + 0.5) / WHOLE / gpus,
+        demand_ratio=(sum(charged_percent(number, scene) for number in range(len(requests))) + 0.5) / WHOLE / gpus,
         rng=np.random.default_rng(scene.seed),
         on_decision=lambda index, placed: decided.append((index, placed)),
     )
@@ -337,7 +338,7 @@ async def play(make_cluster: Any, serve_cluster: Any, scene: Scene, files: Path)
             compares_fill = compares_fill and not any(each.after == step for each in scene.illnesses)
             by_plan, elsewhere = plan.decide(f"p{index}")
             before = {
-                name: refused_by_scheduler(cluster, name, scene.machines[place], index, scene.wanted[index])
+                name: refused_by_scheduler(cluster, name, scene.machines[place], index, scene)
                 for name, place in zip(names, order, strict=True)
             }
             asked = [name for name in names if not before[name]]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import JobClass
 from gpushare.core.interference import Forecast
 from gpushare.core.placement import (
@@ -149,7 +150,7 @@ def test_ours_is_the_live_decision():
     )
     expected: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
     for number, one in enumerate(cluster.jobs):
-        request = policy.request_of(one, world.memory_mib(one.workload))
+        request = policy.request_of(one, world)
         decided = decide(request, context)
         if isinstance(decided, Placement):
             state.reserve(request.pod_uid, decided, request)
@@ -161,13 +162,28 @@ def test_ours_is_the_live_decision():
 
 
 def test_ours_reads_fraction_and_class():
-    policy = POLICIES["gpushare"](truth(), default_model(), 0)
-    asked = policy.request_of(replace(job("a", "light"), fraction="0.3", job_class=JobClass.LATENCY), 100)
-    assert (asked.share_milli, asked.job_class, asked.memory_mib) == (300, JobClass.LATENCY, 100)
+    world = truth()
+    policy = POLICIES["gpushare"](world, default_model(), 0)
+    asked = policy.request_of(replace(job("a", "light"), fraction="0.3", job_class=JobClass.LATENCY), world)
+    assert (asked.share_milli, asked.job_class, asked.memory_mib) == (300, JobClass.LATENCY, 1000)
     with pytest.raises(JobTraceError, match="line 2, column fraction"):
         parse_jobs(["job,workload,submit_seconds,solo_seconds,fraction", "a,x,0,5,lots"])
     with pytest.raises(JobTraceError, match="line 2, column class"):
         parse_jobs(["job,workload,submit_seconds,solo_seconds,class", "a,x,0,5,fast"])
+
+
+def test_ours_charges_a_job_for_its_memory_as_admission_does():
+    """6,000 MiB are 47% of the GPU's 13,000 MiB, whatever smaller fraction the job asks for."""
+    world = truth()
+
+    def share_milli(fraction: str, *, charge_memory: bool) -> int:
+        policy = POLICIES["gpushare"](world, default_model(), 0)
+        policy.settings = Settings(defaults=Defaults(charge_memory=charge_memory))
+        return policy.request_of(replace(job("a", "heavy"), fraction=fraction), world).share_milli
+
+    assert share_milli("0.1", charge_memory=True) == 470
+    assert share_milli("0.1", charge_memory=False) == 100
+    assert share_milli("0.5", charge_memory=True) == 500
 
 
 def test_memory_is_never_over_committed():

@@ -1,22 +1,32 @@
 """Ours on the table: what it knows has noise, it runs the live decision and loop, and it slows nobody for long."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 
 import numpy as np
 import pytest
 
+from gpushare.core.admission import Defaults
+from gpushare.core.api import JobClass
 from gpushare.core.control import RetractionRecord, WatchSettings
 from gpushare.core.interference import cap_progress
-from gpushare.core.placement import DecisionContext, KeptGpus, Placement, PlacementRequest, WaitingPod, decide
+from gpushare.core.placement import (
+    DecisionContext,
+    KeptGpus,
+    Placement,
+    PlacementRequest,
+    Settings,
+    WaitingPod,
+    decide,
+)
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import parse
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import OPTIMISM, OptimisticModel, TableWorld, run_on_table
 from gpushare.sim.table_ours import CURVE_CAPS, InferenceError, LiveOnTable, known_profiles, share_name
-from gpushare.sim.table_trace import draw_table_jobs
+from gpushare.sim.table_trace import FRACTIONS, as_table_jobs, draw_table_jobs
 from gpushare.sim.table_truth import TableTruth
 
 CG, LU, PPO, UNET = "cg-fp64-poisson-224", "lu-refine-fp32-4096", "ppo-app-fp32-e8192", "unet3d-app-fp16-b2"
@@ -67,6 +77,28 @@ def test_signatures_are_read_with_noise_and_no_counter_leaves_its_range(world):
     assert 0.001 < np.abs(off).mean() < 0.03
     assert known == known_profiles(world.truth, 1)
     assert known != known_profiles(world.truth, 2)
+
+
+def test_no_program_of_the_table_is_charged_for_its_memory(world):
+    """The largest takes 3% of an H200, and drawn jobs ask for 10% or more, so figures are the same either way."""
+    drawn = as_table_jobs(
+        [
+            replace(job(f"{name} {fraction} {each}", name), fraction=fraction, job_class=each)
+            for name in world.truth.workloads
+            for fraction in FRACTIONS
+            for each in JobClass
+        ],
+        world.truth,
+    )
+    smaller = [replace(each, job_class=JobClass.LATENCY, fraction="0.01", is_auto=False) for each in drawn]
+
+    def shares(jobs: list[Job], *, charge_memory: bool) -> list[int]:
+        release = Settings(defaults=Defaults(charge_memory=charge_memory))
+        policy = GpuSharePolicy(world.model, world.truth.gpu_model, {}, release)
+        return [policy.request_of(each, world.truth).share_milli for each in jobs]
+
+    assert shares(drawn, charge_memory=True) == shares(drawn, charge_memory=False)
+    assert max(shares(smaller, charge_memory=True)) == 30, "a fraction of 1% would be raised"
 
 
 def test_the_optimistic_model_says_a_fifth_more_but_never_more_than_alone(world):

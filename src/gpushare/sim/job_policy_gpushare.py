@@ -29,6 +29,7 @@ from gpushare.core.placement import (
 )
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.jobs import Job, JobCluster, SimulationError
+from gpushare.sim.truth import Truth
 
 _NODE: Final = "node"
 
@@ -65,7 +66,7 @@ class GpuSharePolicy:
         refused: dict[object, Rejection] = {}
         self.rejections = {}
         for job in list(cluster.queue):
-            request = self.request_of(cluster.jobs[job], cluster.truth.memory_mib(cluster.jobs[job].workload))
+            request = self.request_of(cluster.jobs[job], cluster.truth)
             kind = (request.shape, request.known, request.is_auto)
             decided = refused.get(kind) or decide(request, context)
             if isinstance(decided, Rejection):
@@ -79,7 +80,7 @@ class GpuSharePolicy:
             cluster.wake_at(closed.term.until)
 
     def keeping(
-        self, context: DecisionContext, cluster: JobCluster, request_of: Callable[[Job, int], PlacementRequest]
+        self, context: DecisionContext, cluster: JobCluster, request_of: Callable[[Job, Truth], PlacementRequest]
     ) -> DecisionContext:
         """Return the context with GPUs kept for the jobs that have waited long."""
         after = self.settings.reserve_after_seconds
@@ -87,7 +88,7 @@ class GpuSharePolicy:
         for job in cluster.queue if after else ():
             asked = cluster.jobs[job]
             if cluster.now_seconds - asked.submit_seconds >= after:
-                request = request_of(asked, cluster.truth.memory_mib(asked.workload))
+                request = request_of(asked, cluster.truth)
                 waiting.append(WaitingPod(request, asked.name, joins=partial(self._joins, cluster, asked)))
         return context.keeping(waiting)
 
@@ -97,8 +98,8 @@ class GpuSharePolicy:
         workloads = [cluster.jobs[cluster.number_of(name)].workload for name in names_there]
         return cluster.truth.offers([*workloads, job.workload])
 
-    def request_of(self, job: Job, memory_mib: int) -> PlacementRequest:
-        """Return the request of a job's pod.
+    def request_of(self, job: Job, truth: Truth) -> PlacementRequest:
+        """Return the request of a job's pod, charged as admission would charge it.
 
         Raises:
             SimulationError: the job's fraction is invalid.
@@ -112,7 +113,10 @@ class GpuSharePolicy:
             share = auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class)
             fraction = f"{share / 100:g}"
         annotations = {names.FRACTION: fraction, names.CLASS: job.job_class.value}
-        needs = resolve(annotations, None, self.settings.defaults)
+        memory_mib = truth.memory_mib(job.workload)
+        if memory_mib:  # 0 if it was not measured
+            annotations[names.MEMORY] = f"{memory_mib}Mi"
+        needs = resolve(annotations, None, self.settings.defaults, gpu_memories_mib={truth.gpu_memory_mib})
         if isinstance(needs, Rejection):
             raise SimulationError(f'job "{job.name}": {needs}')
         return PlacementRequest(

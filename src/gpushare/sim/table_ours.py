@@ -264,7 +264,7 @@ class LiveOnTable:
     def _keeping(self, cluster: JobCluster, context: DecisionContext) -> DecisionContext:
         """Return the context with GPUs kept for jobs that have waited long."""
         return self._requests.keeping(
-            context, cluster, lambda job, _memory: self._request(cluster, cluster.number_of(job.name))
+            context, cluster, lambda job, _truth: self._request(cluster, cluster.number_of(job.name))
         )
 
     def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
@@ -296,7 +296,7 @@ class LiveOnTable:
 
     def _request(self, cluster: JobCluster, job: int) -> PlacementRequest:
         asked = cluster.jobs[job]
-        request = self._requests.request_of(asked, cluster.truth.memory_mib(asked.workload))
+        request = self._requests.request_of(asked, cluster.truth)
         share = share_name(asked.workload)
         pods = sum(cluster.jobs[t.job].workload == asked.workload for tenants in cluster.gpus for t in tenants)
         known = request.known or KnownWorkload("", "", asked.max_slowdown, None)
