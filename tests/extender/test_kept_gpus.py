@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,10 +14,9 @@ from hypothesis import strategies as st
 from gpushare.cli.explain import explanation_of
 from gpushare.cli.explain_words import as_record, why_there
 from gpushare.cli.live import Objects, cluster_of
-from gpushare.cli.plan import state_of
+from gpushare.cli.plan import context_of
 from gpushare.core.api import Rejection
-from gpushare.core.placement import DecisionContext, Judge, Settings, survey
-from gpushare.data import default_model
+from gpushare.core.placement import Placement, ProbationSettings, Settings, decide, survey
 from gpushare.extender.wire import plain
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
 
@@ -179,40 +179,157 @@ async def test_explain_names_the_gpu_and_who_has_to_leave(full: Any, cluster: An
     assert as_record(found, facts)["kept"]["leaving"] == [f"default/{leaves}"]
 
 
-async def agree(make_cluster: Any, serve_cluster: Any, gpus: list[int], wanted: list[int], old: int) -> None:
+class Time:
+    """The Unix time of an extender: pods wait and decisions are dated by it; the test turns it."""
+
+    def __init__(self, running: Any) -> None:
+        self._ledger = running.extender.ledger
+        self.now = 8.0 * round(datetime.now(UTC).timestamp() / 8) + 1  # the first waiting pod's turn is just over
+        self._ledger._now = lambda: self.now
+        running.extender.binder._now = lambda: datetime.fromtimestamp(self.now, UTC)
+
+    def passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self._ledger.keep()
+
+
+def by_name(cluster: Any, release: Settings) -> Objects:
+    """The objects as the API lists them, so that nothing tells which pod is older but its decision."""
+    found = ([each for _, each in sorted(cluster.objects[r].items())] for r in (NODES, GPUNODES, GPUSHARES, PODS))
+    return Objects(release.to_mapping(), *found)
+
+
+async def run(running: Any, time: Time, name: str, percent: int) -> None:
+    """A pod that runs wherever the extender has it."""
+    make_young(running.cluster, name, f"{percent / 100:g}")
+    nodes = (await running.filter(name))["NodeNames"]
+    if nodes:
+        time.now += 1
+        assert await running.bind(name, nodes[0]) == ""
+        running.cluster.allocate(name)
+        await running.cluster.settle()
+
+
+async def test_another_replica_and_plan_know_which_tenant_is_the_oldest(cluster: Any, serve_cluster: Any) -> None:
+    """It is expected to leave first; the API lists pods by name."""
+    cluster.add_node("n1")
+    release = Settings("bestfit", gpu_memory_reserve_mib=0)
+    async with serve_cluster(cluster, settings=release) as running:
+        time = Time(running)
+        await run(running, time, "z", 70)
+        await run(running, time, "a", 70)
+        make_old(cluster, "large", "0.8")
+        kept = await keep(running)
+        assert kept == [("default/large", running.held()["z"])]
+        async with serve_cluster(cluster, settings=release) as other:
+            assert await keep(other) == kept
+    by_plan = context_of(cluster_of(by_name(cluster, release)), []).kept
+    assert [(each.pod.name, each.gpu_uuids) for each in by_plan] == kept
+
+
+async def test_a_place_is_searched_anew_within_eight_seconds(full: Any, cluster: Any) -> None:
+    """Until then the extender keeps the place that it had; `plan` has the better one at once."""
+    time = Time(full)
+    make_old(cluster, "large", "0.8")
+    [(_, before)] = await keep(full)
+    leaves = next(pod for pod, gpus in full.held().items() if gpus != before)
+    better = full.held()[leaves]
+    cluster.finish(leaves)
+    assert await keep(full) == [("default/large", before)]
+    by_plan = context_of(cluster_of(objects_of(cluster, Settings("bestfit"))), []).kept
+    assert [each.gpu_uuids for each in by_plan] == [better]
+    time.passes(6)
+    assert [each.gpu_uuids for each in full.extender.ledger.kept] == [before]
+    time.passes(1)
+    assert [each.gpu_uuids for each in full.extender.ledger.kept] == [better]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens next: a young pod comes, an old one is asked about, or one that runs leaves."""
+
+    young: int = 0
+    old: int | None = None
+    leaves: int | None = None
+
+
+EVENTS = st.one_of(
+    st.builds(Event, young=st.sampled_from([10, 20, 30, 50, 70])),
+    st.builds(Event, young=st.sampled_from([10, 20, 30, 50, 70])),
+    st.builds(Event, old=st.integers(0, 2)),
+    st.builds(Event, leaves=st.integers(0, 20)),
+    st.builds(Event, leaves=st.integers(0, 20)),
+)
+
+
+async def agree(
+    make_cluster: Any, serve_cluster: Any, gpus: list[int], busy: list[int], old: list[int], events: list[Event]
+) -> None:
     cluster = make_cluster()
-    release = Settings("bestfit")
+    release = Settings("bestfit", probation=ProbationSettings(0.0))
     for number, width in enumerate(gpus):
         cluster.add_node(f"n{number}", gpus=width, model="NVIDIA H200")
-    names = list(cluster.objects[NODES])
-    make_old(cluster, "large", f"{old / 100:g}")
     async with serve_cluster(cluster, settings=release, best_nodes=0, fence_timeout_seconds=0.0) as running:
-        for number, percent in enumerate(wanted):
-            name = f"p{number}"
-            make_young(cluster, name, f"{percent / 100:g}")
-            await keep(running)
-            live = cluster_of(objects_of(cluster, release))
-            asked = live.request_of(cluster.pod(name))
-            assert not isinstance(asked, Rejection)
-            now = datetime.now(UTC).timestamp()
-            context = DecisionContext.of(state_of(live), release, Judge(default_model), now=now)
-            by_plan = survey(asked, context.keeping(live.waiting))
-            found = await running.filter(name, names)
-            assert set(found["NodeNames"] or ()) == set(by_plan.nodes)
-            refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})
-            if not found["NodeNames"]:
-                assert refused == {node: plain(each.detail) for node, each in by_plan.rejections().items()}
-                continue
-            assert await running.bind(name, found["NodeNames"][0]) == ""
-            cluster.allocate(name)
+        time = Time(running)
+        for number in range(sum(gpus)):
+            await run(running, time, f"p{50 - number}", busy[number % len(busy)])
+        for number, percent in enumerate(old):
+            make_old(cluster, f"old{number}", f"{percent / 100:g}", hours=1 + (number + 1) % len(old))
+        for number, event in enumerate(events):
             await cluster.settle()
+            time.passes(16)
+            if event.leaves is not None:
+                names = sorted(running.held())
+                if names:
+                    cluster.finish(names[event.leaves % len(names)])
+                continue
+            if event.old is not None:
+                name = f"old{event.old % len(old)}"
+            else:
+                name = f"q{50 - number}"
+                make_young(cluster, name, f"{event.young / 100:g}")
+            if cluster.pod(name)["spec"].get("nodeName") is None:
+                await cluster.settle()
+                await ask_both(running, time, release, name)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def ask_both(running: Any, time: Time, release: Settings, name: str) -> None:
+    """The extender and `plan`, which reads the API anew, name the same nodes, GPU and cap, or the same reasons."""
+    cluster, ledger = running.cluster, running.extender.ledger
+    live = cluster_of(replace(by_name(cluster, release), read_at=time.now))
+    context = context_of(live, [])
+    keys = {pod["metadata"]["uid"]: key for key, pod in cluster.objects[PODS].items()}
+    assert [(each.pod.name, each.gpu_uuids, {keys[uid] for uid in each.leaving}) for each in ledger.kept] == [
+        (each.pod.name, each.gpu_uuids, set(each.leaving)) for each in context.kept
+    ]
+    asked = live.request_of(cluster.pod(name))
+    assert not isinstance(asked, Rejection)
+    by_plan = survey(asked, context)
+    found = await running.filter(name, list(cluster.objects[NODES]))
+    assert set(found["NodeNames"] or ()) == set(by_plan.nodes)
+    if not found["NodeNames"]:
+        refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})
+        assert refused == {node: plain(each.detail) for node, each in by_plan.rejections().items()}
+        return
+    node = found["NodeNames"][0]
+    decided = decide(asked, context, node=node)
+    assert isinstance(decided, Placement)
+    assert await running.bind(name, node) == ""
+    cluster.allocate(name)
+    await cluster.settle()
+    written = cluster.pod(name)["metadata"]["annotations"]
+    assert written["gpushare.io/gpu"] == ",".join(decided.gpu_uuids)
+    assert written["gpushare.io/thread-percentage"] == str(decided.thread_percentage)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    gpus=st.lists(st.integers(1, 3), min_size=1, max_size=3),
-    wanted=st.lists(st.sampled_from([10, 20, 30, 50, 70]), min_size=1, max_size=8),
-    old=st.sampled_from([60, 80, 100]),
+    gpus=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    busy=st.lists(st.sampled_from([30, 60, 70, 90]), min_size=1, max_size=4),
+    old=st.lists(st.sampled_from([60, 80, 100, 200]), min_size=1, max_size=3),
+    events=st.lists(EVENTS, min_size=1, max_size=10),
 )
-def test_plan_and_the_extender_keep_alike(make_cluster, serve_cluster, gpus, wanted, old):
-    asyncio.run(agree(make_cluster, serve_cluster, gpus, wanted, old))
+def test_plan_and_the_extender_keep_alike(make_cluster, serve_cluster, gpus, busy, old, events):
+    """One to three old pods, while others come and leave; by then every place was searched anew."""
+    asyncio.run(agree(make_cluster, serve_cluster, gpus, busy, old, events))

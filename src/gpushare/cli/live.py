@@ -105,6 +105,7 @@ class LiveCluster:
             healthy GPUs to give.
         read_at: when it was read, Unix time; None if that is not known.
         scheduler_nodes: by name, the nodes as kube-scheduler sees them.
+        since: by pod that runs, when its place was decided, Unix time; the oldest are expected to leave first.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -119,6 +120,7 @@ class LiveCluster:
     silent: Mapping[str, int] = field(default_factory=dict)
     read_at: float | None = None
     scheduler_nodes: Mapping[str, SchedulerNode] = field(default_factory=dict)
+    since: Mapping[str, float] = field(default_factory=dict)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
@@ -213,6 +215,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     waiting: list[WaitingPod] = []
     others: dict[str, list[int]] = {}
+    since: dict[str, float] = {}
     undecided: list[UndecidedPod] = []
     listed = _listed(gpunodes)
     for pod in map(PodView.from_object, objects.pods):
@@ -220,6 +223,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
             continue
         request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
         if pod.node is not None and request is not None and pod.decision is not None:
+            since[pod.key] = unix_seconds(pod.decision.decided_at)
             ours.append(_bound(request, pod, pod.node, pod.decision))
         elif pod.node is not None:
             taken = others.setdefault(pod.node, [0, 0])
@@ -286,6 +290,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         silent,
         objects.read_at,
         _scheduler_nodes(objects, found, uncounted),
+        since,
     )
 
 

@@ -136,7 +136,7 @@ def plan_one(request: PlacementRequest, context: DecisionContext, filters: Sched
     decided = decide(request, context, excluded=excluded)
     if isinstance(decided, Placement):
         uid = f"plan-{len(context.state.reservations)}/{request.pod_uid}"
-        context.state.reserve(uid, decided, replace(request, pod_uid=uid))
+        context.state.reserve(uid, decided, replace(request, pod_uid=uid), context.now)
     return Line(request, decided, len(found.rows), _refused(found))
 
 
@@ -172,7 +172,7 @@ def state_of(cluster: LiveCluster) -> ClusterState:
         state.set_silence(node, seconds)
     for request, placement in cluster.pods:
         if placement is not None:
-            state.reserve(request.pod_uid, placement, request)
+            state.reserve(request.pod_uid, placement, request, cluster.since.get(request.pod_uid, 0.0))
     undecided = Undecided(state)
     for pod in cluster.undecided:
         undecided.hold(pod.key, pod.node, pod.limit_percent)

@@ -390,7 +390,7 @@ class ShareLedger:
         try:
             return survey(request, self.context, [node] if node in asked else [])
         finally:
-            self.state.reserve(pod.uid, reservation.placement, reservation.request)
+            self.state.reserve(pod.uid, reservation.placement, reservation.request, reservation.order)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
         """Return whether kube-scheduler has a choice for the pod, by its preferences or a node's."""
@@ -488,7 +488,7 @@ class ShareLedger:
 
     def reserve(self, request: PlacementRequest, chosen: Placement) -> None:
         """Reserve room for a pod that is about to be bound."""
-        self.state.reserve(request.pod_uid, chosen, request)
+        self.state.reserve(request.pod_uid, chosen, request, self._now())
 
     def set_cap(self, pod_uid: str, thread_percentage: int) -> None:
         """Record the cap of a pod's next processes, if the pod still has its room."""
@@ -540,7 +540,8 @@ class ShareLedger:
             request = bound_request(self.request_of(pod), pod, decision)
             if known is not None:
                 self.state.release(pod.uid)
-            self.state.reserve(pod.uid, decided, request)
+            # By the decision's time, as lists of the API have pods by name and a replica may have just started.
+            self.state.reserve(pod.uid, decided, request, unix_seconds(decision.decided_at))
         if decision.probation_seconds is not None:
             unprofiled = unprofiled_of(pod, self._workloads.share_of(pod))
             began, started = unix_seconds(decision.decided_at), unix_seconds(pod.started_at)

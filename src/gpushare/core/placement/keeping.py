@@ -193,14 +193,14 @@ class _Search:
     def _one(self, pod: WaitingPod, possible: BoolArray) -> tuple[int, tuple[int, ...], list[Tenant]] | None:
         """Return the GPU, of those with the most free share, that the fewest and oldest tenants must leave."""
         missing = np.maximum(pod.request.share_milli - self.what_if.state.share_free_milli, 0)
-        best: tuple[tuple[int, int], int, int, list[Tenant]] | None = None
+        best: tuple[tuple[int, float], int, int, list[Tenant]] | None = None
         looked = 0
         for at in _nearest(np.where(possible, missing, _FAR)):
             slot, row = divmod(at, possible.shape[1])
             leaving = self._leaving(pod, (slot, row))
             if leaving is None:
                 continue
-            rank = (len(leaving), max((each.order for each in leaving), default=0))
+            rank = (len(leaving), max((each.order for each in leaving), default=0.0))
             if best is None or rank < best[0]:
                 best = (rank, row, slot, leaving)
             looked += 1

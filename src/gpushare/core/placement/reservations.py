@@ -7,11 +7,16 @@ from gpushare.core.placement.shapes import Placement, PlacementRequest
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The resources that one pod holds; `slots` is None while its node or one of its GPUs is unknown."""
+    """The resources that one pod holds.
+
+    Attributes:
+        order: rises with arrival; Unix time of the decision on a live cluster.
+        slots: None while its node or one of its GPUs is unknown.
+    """
 
     placement: Placement
     request: PlacementRequest
-    order: int
+    order: float
     row: int = -1
     slots: tuple[int, ...] | None = None
 

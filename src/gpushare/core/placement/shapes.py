@@ -183,7 +183,7 @@ class Tenant:
     job_class: JobClass
     workload: str | None
     fault_domain: FaultDomain
-    order: int
+    order: float
     thread_percentage: int
     known: KnownWorkload | None = field(default=None, compare=False)
     max_slowdown: float = field(default=1.0, compare=False)

@@ -252,8 +252,8 @@ class ClusterState:
 
     # -- pods -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest) -> None:
-        """Count a pod on the GPUs of `placement`.
+    def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest, since: float = 0.0) -> None:
+        """Count a pod on the GPUs of `placement`, since a Unix time if given; else it is newer than all before.
 
         This records a fact and refuses nothing: a pod that already runs counts even where it does not fit, and one
         on an unknown node or GPU is counted once that is known. Whether a pod fits is decided before.
@@ -264,7 +264,7 @@ class ClusterState:
         if pod_uid in self._reservations:
             raise ValueError(f"pod {pod_uid} holds a reservation already")
         self._order += 1
-        self._restore(pod_uid, Reservation(placement, request, self._order))
+        self._restore(pod_uid, Reservation(placement, request, since or self._order))
         self._log(pod_uid, None)
 
     def release(self, pod_uid: str) -> Reservation | None:
