@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from gpushare.core.api import SHARES_PER_GPU, JobClass
 from gpushare.core.interference import InterferenceModel
@@ -22,6 +23,7 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 MOST_SETS: Final = 20_000
 """Sets that are remembered beyond one for each GPU, about 1 KB each; with more, everything is computed anew."""
 MOST_NEWCOMERS: Final = 256
+"""Kinds of newcomers whose verdicts are remembered, those that were asked about last."""
 MOST_IMAGINED_SETS: Final = 4096
 EMPTY: Final = 0
 """Id of the set without tenants."""
@@ -148,7 +150,7 @@ class Judge:
         self._places_of_kind: list[tuple[int, int]] = []
         self._census: tuple[tuple[int, int, int], IntArray] = ((-1, -1, -1), np.zeros(1, np.int64))
         self._totals: tuple[tuple[int, int, int], float, float] = ((-1, -1, -1), 0.0, 0.0)
-        self._verdicts: dict[Newcomer, Verdicts] = {}
+        self._verdicts: LRUCache[Newcomer, Verdicts] = LRUCache(MOST_NEWCOMERS)
         self._imagined: dict[tuple[Newcomer, TenantSet], bool] = {}
         self._resident: IntArray = np.zeros((0, 0), np.int64)
         self._resident_as_of: tuple[int, int] = (-1, -1)
@@ -165,7 +167,8 @@ class Judge:
 
     def _clear(self) -> None:
         nobody = TenantSet("", ())
-        self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
+        self._sets, self._ids, self._summed = [nobody], {nobody: EMPTY}, {}
+        self._verdicts.clear()
         self._kinds, self._places_of_kind, self._held_percent, self._imagined = {}, [], [0], {}
         self._resident_as_of = (-1, -1)
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
@@ -338,8 +341,6 @@ class Judge:
         if found is None or done < len(self._sets):
             more = self._judge(newcomer, done)
             found = more if found is None else found.with_more(more)
-            if len(self._verdicts) >= MOST_NEWCOMERS:
-                del self._verdicts[next(iter(self._verdicts))]
             self._verdicts[newcomer] = found
         return found
 
