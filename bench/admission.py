@@ -257,6 +257,38 @@ def shake_hands(port: int, authority: str, enough: Path) -> Counter[str]:
     return codes
 
 
+async def _ask_in_loop(
+    port: int, trusted: ssl.SSLContext, body: bytes, is_enough: Callable[[], bool], codes: Counter[str]
+) -> None:
+    asked = f"POST /mutate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    opened = partial(asyncio.open_connection, local_addr=(HOSTILE_ADDRESS, 0), server_hostname="localhost")
+    while not is_enough():
+        try:
+            reader, writer = await opened("127.0.0.1", port, ssl=trusted)
+            while not is_enough():
+                writer.write(asked)
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+                codes[head.split()[1].decode()] += 1
+            writer.close()
+        except (OSError, asyncio.IncompleteReadError):
+            codes["no answer"] += 1
+
+
+def ask_in_loop(port: int, authority: str, body: bytes, enough: Path) -> Counter[str]:
+    """Keep connections and send the body again on each answer, from another address, until a file is there."""
+    codes: Counter[str] = Counter()
+
+    async def all_of_them() -> None:
+        trusted = ssl.create_default_context(cafile=authority)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(CONNECTIONS):
+                tasks.create_task(_ask_in_loop(port, trusted, body, enough.exists, codes))
+
+    asyncio.run(all_of_them())
+    return codes
+
+
 @contextlib.contextmanager
 def server(directory: Path, *, is_patient: bool) -> Iterator[tuple[int, int]]:
     """Run the admission server; yields its port and its process id."""
@@ -322,11 +354,13 @@ class ReviewScene:
     Attributes:
         bodies: of hostile reviews; none are sent where it is empty.
         handshakes: whether one process begins TLS handshakes as fast as it can.
+        in_loop: body that one process sends from another address, on each connection as soon as it had an answer.
         keeps: whether the honest keep their connections, else each review has a new one.
     """
 
     bodies: Sequence[bytes] = ()
     handshakes: bool = False
+    in_loop: bytes = b""
     keeps: bool = True
 
 
@@ -349,13 +383,14 @@ def figures_of(name: str, scene: ReviewScene, options: argparse.Namespace) -> di
             for _ in range(SENDERS if scene.bodies else 0)
         ]
         enough = Path(directory, "enough")
-        shaking = pool.submit(shake_hands, port, authority, enough) if scene.handshakes else None
+        others = [pool.submit(shake_hands, port, authority, enough)] if scene.handshakes else []
+        if scene.in_loop:
+            others.append(pool.submit(ask_in_loop, port, authority, scene.in_loop, enough))
         told = pool.submit(send, port, authority, honest, options.honest, options.seconds, of, keeps=scene.keeps)
         answers = told.result()
         enough.touch()
         hostile = sum((each.result().codes for each in flood), Counter[str]())
-        if shaking is not None:
-            hostile += shaking.result()
+        hostile = sum((each.result() for each in others), hostile)
         took = time.perf_counter() - begun
         return {
             "scene": name,
@@ -385,6 +420,8 @@ def main(arguments: Sequence[str]) -> None:
     kinds = hostile_bodies()
     scenes = {"honest alone": ReviewScene(), "all kinds in turn": ReviewScene(list(kinds.values()))}
     scenes |= {name: ReviewScene([body]) for name, body in kinds.items()}
+    scenes["tiny ones in a loop"] = ReviewScene(in_loop=b"{}")
+    scenes["large ones in a loop"] = ReviewScene(in_loop=kinds["1,500 containers"])
     scenes["handshakes"] = ReviewScene(handshakes=True)
     scenes["newcomers alone"] = ReviewScene(keeps=False)
     scenes["newcomers beside handshakes"] = ReviewScene(handshakes=True, keeps=False)

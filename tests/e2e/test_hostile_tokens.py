@@ -247,6 +247,18 @@ def test_bodies_that_never_come_keep_no_review_waiting(scene: Scene, cluster: Cl
     assert state(cluster, "admission") == before
 
 
+def test_tiny_reviews_in_a_loop_keep_no_review_waiting(scene: Scene, cluster: Cluster) -> None:
+    """Before: the smallest of all was next, so who kept some `{}` waiting kept all pods from starting."""
+    before, replicas = state(cluster, "admission"), addresses(cluster, "admission", WEBHOOK_PORT)
+    scene.hostile.loop(*replicas, count=40)
+    try:
+        scene.reviewed()
+    finally:
+        answers = scene.hostile.end_loop()
+    assert answers > REPLICAS * 40, "they went on while the reviews were answered"
+    assert state(cluster, "admission") == before
+
+
 def test_bodies_of_no_kubernetes_shape_break_nothing(scene: Scene, cluster: Cluster) -> None:
     before = state(cluster, "admission")
     request: Json = {"uid": "u", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": None}

@@ -6,18 +6,18 @@ import itertools
 import json
 import socket
 import ssl
+import unittest.mock
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from tests.operator.admissionclient import Client, Serving, pod
 from yarl import URL
 
-from gpushare_operator.admission.connections import HANDSHAKES_AT_ONCE, Connections
+from gpushare_operator.admission.connections import HANDSHAKES_AT_ONCE, Connections, _AcceptedConnection
 from gpushare_operator.admission.server import ServerLimits
 from gpushare_operator.admission.sources import BySource
-from gpushare_operator.admission.turns import SmallestFirst, TooManyError
 
 Json = dict[str, Any]
 
@@ -34,34 +34,6 @@ async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Se
         large = pod(fraction="0.5")
         large["metadata"]["annotations"]["example.com/x"] = "x" * 100_000
         assert (await client.review("/mutate", large))["allowed"] is True, "the slot was given back"
-
-
-async def test_of_those_that_wait_the_smallest_is_next_and_the_largest_is_given_up() -> None:
-    turns, done = SmallestFirst(most=4), []
-
-    async def one(size: int) -> None:
-        try:
-            await turns.turn(size)
-            done.append(size)
-        except TooManyError:
-            done.append(-size)
-
-    async with asyncio.TaskGroup() as tasks:
-        for size in (60, 50, 40, 30, 70, 3, 70, 1):
-            tasks.create_task(one(size))
-    assert sorted(done, key=abs) == [1, 3, 30, 40, -50, -60, -70, -70]
-    assert [size for size in done if size > 0] == [1, 3, 30, 40]
-    await asyncio.wait_for(turns.turn(10**6), 60)
-
-
-async def test_who_gives_up_waiting_costs_nobody_a_turn() -> None:
-    turns = SmallestFirst()
-    async with asyncio.TaskGroup() as tasks:
-        gone = tasks.create_task(turns.turn(1))
-        last = tasks.create_task(turns.turn(2))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.wait_for(last, 60)
 
 
 async def test_a_flood_of_large_reviews_delays_a_small_one_by_one_of_them(serving: Serving) -> None:
@@ -93,11 +65,106 @@ async def test_a_flood_of_large_reviews_delays_a_small_one_by_one_of_them(servin
         assert answered.index("small") < 60
 
 
+@dataclass
+class Flood:
+    """Kept connections from another address, on which a request follows each answer; counts the answers."""
+
+    answers: int = 0
+    is_enough: bool = False
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def has_had(self, answers: int) -> None:
+        async with self.news:
+            await self.news.wait_for(lambda: self.answers >= answers)
+
+    async def on_one(self, client: Client, asked: bytes) -> None:
+        address = URL(client.base)
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=client.trusted, local_addr=("127.0.0.2", 0)
+        )
+        while not self.is_enough:
+            writer.write(asked)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            self.answers += 1
+            async with self.news:
+                self.news.notify_all()
+        writer.close()
+
+
+TINY = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [TINY, *(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for path in ("/healthz", "/metrics", "/nothing"))],
+    ids=["reviews", "healthz", "metrics", "nothing"],
+)
+async def test_tiny_reviews_from_another_address_delay_none_by_more_than_a_few(
+    serving: Serving, asked: bytes
+) -> None:
+    """Before: one pod that kept some tiny ones waiting kept every review waiting, until it was answered 503.
+
+    Counted in answers to the flood, which ends by itself once it has had very many.
+    """
+    flood, connections, delays = Flood(), 60, list[int]()
+    async with (
+        serving(ServerLimits(read_seconds=600.0, wait_seconds=600.0)) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for _ in range(connections):
+            tasks.create_task(flood.on_one(client, asked))
+        await flood.has_had(2 * connections)
+        for _ in range(10):
+            before = flood.answers
+            waiting = asyncio.create_task(client.review("/mutate", pod(fraction="0.5")))
+            enough = asyncio.create_task(flood.has_had(before + 2000))
+            await asyncio.wait((waiting, enough), return_when=asyncio.FIRST_COMPLETED)
+            delays.append(flood.answers - before)
+            enough.cancel()
+            if not waiting.done():
+                break
+        flood.is_enough = True
+        assert (await waiting)["allowed"] is True
+    assert max(delays) < 20, delays
+
+
+def test_a_source_with_very_many_connections_makes_room_before_others_that_are_silent() -> None:
+    """The API server's newcomers are silent during their handshakes, beside a flood that always has reviews."""
+    connections = Connections(most=32, handshakes=4, usual_seconds=1.0)
+
+    def add(source: str, kind: BySource[Any]) -> _AcceptedConnection:
+        one = _AcceptedConnection(unittest.mock.Mock(), source, connections)
+        one.transport = unittest.mock.Mock()
+        kind.add(source, one)
+        return one
+
+    busy = [add("pod", connections._busy) for _ in range(6)]
+    new = add("api", connections._silent)
+    idle = add("api", connections._idle)
+    for _ in range(2):
+        connections.close_one()
+    assert [one for one in busy if one in connections._busy] == busy[2:]
+    assert new in connections._silent
+    connections.close_one()
+    connections.close_one()
+    assert (new in connections._silent, idle in connections._idle) == (False, False), "nobody has very many"
+
+
 async def test_too_many_reviews_at_once_are_told_so(serving: Serving) -> None:
-    async with serving(ServerLimits(waiting=0)) as client:
-        status, text = await client.post("/mutate", b"{}")
-        assert (status, text) == (503, b"too many reviews at once\n")
-        assert 'reviews_total{result="overloaded",webhook="mutate"} 1.0' in await client.get("/metrics")
+    async with serving(ServerLimits(waiting=1)) as client:
+        answers = Counter[tuple[int, bytes]]()
+        connections = [await client.connect() for _ in range(40)]
+        for _, writer in connections:
+            writer.write(TINY)
+        for reader, writer in connections:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            answers[int(head.split()[1]), await reader.readexactly(length)] += 1
+            writer.close()
+        refused = answers[503, b"too many reviews at once\n"]
+        assert 0 < refused < 40
+        assert f'reviews_total{{result="overloaded",webhook="mutate"}} {refused}.0' in await client.get("/metrics")
 
 
 async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:

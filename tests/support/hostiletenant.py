@@ -107,6 +107,14 @@ class HostileTenant:
         found = self._does("release")
         return found["closed"], found["open"]
 
+    def loop(self, *addresses: tuple[str, int], count: int) -> None:
+        """Post `{}` on so many connections to each address, again on each answer, until `end_loop`."""
+        assert self._does("loop", addresses=addresses, count=count) == count * len(addresses)
+
+    def end_loop(self) -> int:
+        """End it; how many answers there were."""
+        return int(self._does("end_loop"))
+
     def post(self, host: str, port: int, path: str, bodies: list[str]) -> list[int]:
         """Send these bodies by HTTPS; the statuses of the answers, 0 for none."""
         return list(self._does("post", host=host, port=port, path=path, bodies=bodies))

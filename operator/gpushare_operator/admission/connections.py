@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
@@ -18,6 +19,9 @@ from gpushare_operator.admission.sources import BySource
 _log = logging.getLogger(__name__)
 _AT_ONCE: Final = 32  # accepted in one round of the event loop; with one in each, newcomers wait long in a flood
 HANDSHAKES_AT_ONCE: Final = 4  # begun in one round: 6 ms; with one, newcomers wait for one hostile review each
+# Part of all connections beyond which a source makes room first. One that keeps a review under way on each of very
+# many has no silent and no idle ones, and those of the API server would be closed for it.
+MOST_OF_A_SOURCE: Final = 1 / 8
 _NO_DESCRIPTOR_SECONDS: Final = 0.1  # between two tries to accept while the process has no descriptor left
 
 
@@ -84,7 +88,8 @@ class Connections:
     Args:
         most: connections open at once. For one more, one is closed: first one that never had a review answered, of
             the source with the most of these; else one that had; else one whose complete review is in progress. In
-            each case it is the one in that state for longest. An incomplete request does not count as a review.
+            each case it is the one in that state for longest. An incomplete request does not count as a review. A
+            source that has more than an eighth of `most` makes room first, in the same order.
         handshakes: in progress at once; for one more, one that takes longer than usual is closed.
         usual_seconds: normal duration of a handshake.
 
@@ -96,8 +101,8 @@ class Connections:
         self.closed = 0
         self._most, self._most_handshakes, self._usual_seconds = most, handshakes, usual_seconds
         self._silent: BySource[_AcceptedConnection] = BySource()
-        self._idle: dict[_AcceptedConnection, None] = {}
-        self._busy: dict[_AcceptedConnection, None] = {}
+        self._idle: BySource[_AcceptedConnection] = BySource()
+        self._busy: BySource[_AcceptedConnection] = BySource()
         self._speaking: BySource[_AcceptedConnection] = BySource()  # of the silent: their handshake can begin
         self._shaking: BySource[_AcceptedConnection] = BySource()  # of the silent: it has begun
         self._spoke, self._shaken = asyncio.Event(), asyncio.Event()
@@ -209,14 +214,18 @@ class Connections:
 
     def close_one(self) -> None:
         """Close the connection whose loss matters least (see `most`)."""
-        if self._silent:
-            connection = self._silent.oldest_of_most()
-        elif among := self._idle or self._busy:
-            connection = next(iter(among))
-        else:
-            return
-        self.closed += 1
-        self._close(connection)
+        if len(self):
+            self.closed += 1
+            self._close(self._least())
+
+    def _least(self) -> _AcceptedConnection:
+        kinds = (self._silent, self._idle, self._busy)
+        for among in (kinds[:1], kinds):
+            of_source = sum((each.counts() for each in among), Counter[str]())
+            for source, count in of_source.most_common(1):
+                if count > self._most * MOST_OF_A_SOURCE:
+                    return next(found for each in among if (found := each.oldest_of(source)) is not None)
+        return next(each.oldest_of_most() for each in kinds if len(each))
 
     def _close(self, connection: _AcceptedConnection) -> None:
         self.drop(connection)
@@ -241,7 +250,7 @@ class Connections:
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
             self._take(connection)
-            self._busy[connection] = None
+            self._busy.add(connection.source, connection)
 
     def is_answered(self, transport: asyncio.BaseTransport | None, *, reviewed: bool) -> None:
         """Record that a request was answered; `reviewed`: it was a review, and was answered as one."""
@@ -250,11 +259,10 @@ class Connections:
             connection.had_a_review |= reviewed
             self._take(connection)
             if connection.had_a_review:
-                self._idle[connection] = None
+                self._idle.add(connection.source, connection)
             else:
                 self._silent.add(connection.source, connection)
 
     def _take(self, connection: _AcceptedConnection) -> None:
-        self._silent.discard(connection.source, connection)
-        self._idle.pop(connection, None)
-        self._busy.pop(connection, None)
+        for each in (self._silent, self._idle, self._busy):
+            each.discard(connection.source, connection)

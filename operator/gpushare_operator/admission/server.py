@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
@@ -24,7 +24,7 @@ from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
 from gpushare_operator.admission.connections import Connections
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
-from gpushare_operator.admission.turns import MOST_WAITING, SmallestFirst, TooManyError
+from gpushare_operator.admission.turns import MOST_WAITING, ReviewTurns, TooManyError
 from gpushare_operator.admission.watched import Watched
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class ServerLimits:
         connections: open at once; for one more, one is closed (`Connections`).
         handshakes: unfinished at once; for one more, one that takes longer than usual is closed.
         reading: large bodies read at once; others wait up to `wait_seconds` for a slot.
-        waiting: complete reviews that wait for their turn, for up to `wait_seconds`.
+        waiting: complete requests that wait for their turn, for up to `wait_seconds`.
         read_seconds: time limit for one body; idle_seconds: for a connection without a complete request.
     """
 
@@ -161,7 +161,7 @@ def make_app(
     """Return the application without its sockets; `connections` is told which have a review in progress."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
-    turns = SmallestFirst(limits.waiting)
+    turns = ReviewTurns(limits.waiting)
 
     async def read(request: web.Request) -> bytes:
         """Return the body, or an error answer to a client that is too slow or finds no free slot."""
@@ -192,23 +192,38 @@ def make_app(
             error.force_close()
             raise
         if connections is None:
-            return await answer_to(body, webhook)
+            return await answer_to(request, body, webhook)
         transport, reviewed = request.transport, False
         connections.asks(transport)
         try:
-            response = await answer_to(body, webhook)
+            response = await answer_to(request, body, webhook)
             reviewed = response.status == HTTPStatus.OK
             return response
         finally:
             connections.is_answered(transport, reviewed=reviewed)
 
-    async def answer_to(body: bytes, webhook: Webhook) -> web.Response:
+    async def wait_for_turn(request: web.Request, size: int) -> None:
         try:
             async with asyncio.timeout(limits.wait_seconds):
-                await turns.turn(len(body))
+                await turns.turn(request.remote or "", size)
         except (TimeoutError, TooManyError):
-            metrics.count(webhook, ReviewResult.OVERLOADED)
             raise web.HTTPServiceUnavailable(text="too many reviews at once\n") from None
+
+    @web.middleware
+    async def others_in_turn(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Let requests for anything but a review wait for a turn too; a review does once its body has come."""
+        if request.match_info.handler is not answer:
+            await wait_for_turn(request, 0)
+        return await handler(request)
+
+    async def answer_to(request: web.Request, body: bytes, webhook: Webhook) -> web.Response:
+        try:
+            await wait_for_turn(request, len(body))
+        except web.HTTPServiceUnavailable:
+            metrics.count(webhook, ReviewResult.OVERLOADED)
+            raise
         started = clock()
         try:
             answered = review(orjson.loads(body), webhook, policy, know)
@@ -228,7 +243,7 @@ def make_app(
             raise web.HTTPUnauthorized
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application(client_max_size=limits.body_bytes)
+    app = web.Application(client_max_size=limits.body_bytes, middlewares=[others_in_turn])
     app.add_routes(
         [
             web.post("/{webhook:mutate|validate}", answer),

@@ -1,5 +1,6 @@
 """A queue of items that is fair to the source addresses that they come from."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -35,6 +36,14 @@ class BySource(Generic[T]):
             self._count -= 1
             if not own:
                 del self._of[source]
+
+    def counts(self) -> Counter[str]:
+        """Return the number of items of each source that has any."""
+        return Counter({source: len(own) for source, own in self._of.items()})
+
+    def oldest_of(self, source: str) -> T | None:
+        """Return the oldest item of a source, None if it has none."""
+        return next(iter(self._of.get(source, ())), None)
 
     def oldest_of_most(self) -> T:
         """Return the oldest item of the source with the most; of several such sources, of the first to come."""
