@@ -67,12 +67,15 @@ class ClusterView:
         return [self._pods[uid] for uid in self._pods_of_share.get(key, ())]
 
     def fares_of(self, key: ShareKey) -> dict[str, Fares]:
-        """Return the progress of a GpuShare's pods, by uid."""
+        """Return the progress of a GpuShare's pods, by uid, as the agents of their own nodes report it.
+
+        A report about a pod that is on no node yet, by what the watch has brought, counts once the pod is there.
+        """
         found = {}
         for uid in self._pods_of_share.get(key, ()):
             own = self._pods[uid].node
             for node, fares in self._node_of_pod.get(uid, {}).items():
-                if own in {None, node}:  # reports of other nodes about it do not count
+                if own == node:
                     found[uid] = Fares(is_silent=True) if node in self._silent else fares
         return found
 

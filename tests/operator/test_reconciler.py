@@ -121,7 +121,7 @@ class Bench:
         metadata: Json = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "annotations": annotations}
         if owner is not None:
             metadata["ownerReferences"] = [owner]
-        raw = {"metadata": metadata}
+        raw = {"metadata": metadata, "spec": {"nodeName": "n1"} if placed else {}}
         self.api.objects["pods", name] = raw
         self.world.put_pod(PodView.from_object(raw))
         return raw
@@ -205,6 +205,30 @@ async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_befor
     assert bench.api.count("patch") == writes + 1
     del bench.api.objects["gpushares", "pod-p"]["status"]["profile"]["phases"]  # an operator of before wrote it
     assert bench.share().status.profile == kept
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["pending", "on another node"])
+async def test_a_node_gives_no_profile_to_a_pod_that_is_not_on_it(bench: Bench, *, placed: bool) -> None:
+    """Before: any node's report counted while the pod was on none, so a stolen agent wrote its profile."""
+    bench.pod(placed=placed)
+    forged = WorkloadSignature("NVIDIA H200", {"sm_util": 0.01, "fp32_util": 0.01, "dram_bw_util": 0.01})
+    bench.world.put_node("n2", {"uid-p": Fares(1.0, 1.0, profile=forged)})
+    await bench.settle(FIGURES_SECONDS)
+    status = bench.share().status
+    assert (status.profile, status.observed) == (None, None)
+    assert bench.world.fares_of(KEY) == {}
+
+
+async def test_what_a_node_reports_of_a_pod_before_the_watch_shows_it_there_counts_then(bench: Bench) -> None:
+    bench.pod()
+    bench.world.put_node("n1", {"uid-p": Fares(0.8, 1.25)})
+    await bench.settle()
+    assert bench.share().status.observed is None
+    bench.pod(placed=True)
+    await bench.settle()
+    observed = bench.share().status.observed
+    assert observed is not None
+    assert observed.slowdown_ratio == 1.25
 
 
 async def test_a_profile_that_somebody_else_wrote_is_kept(bench: Bench) -> None:

@@ -69,7 +69,7 @@ def test_a_node_arrives_and_goes() -> None:
     )
     running.intake.share({"metadata": {"namespace": "shop", "name": "s", "ownerReferences": [{"uid": "u"}]}})
     metadata = {"namespace": "shop", "name": "p", "uid": "u", "annotations": {names.FRACTION: "0.5"}}
-    running.intake.pod({"metadata": metadata})
+    running.intake.pod({"metadata": metadata, "spec": {"nodeName": "n1"}})
     world = running._reconciler.world
     running._retractor = retractor = Retractor(
         cast("Api", None), world, OperatorSettings(Defaults()), OperatorMetrics(), controller="test"

@@ -28,7 +28,7 @@ def pod(
         "ownerReferences": [{"uid": uid} for uid in owners],
         "annotations": {names.FRACTION: fraction} if fraction else {},
     }
-    return PodView.from_object({"metadata": metadata, "status": {"phase": phase}})
+    return PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1"}, "status": {"phase": phase}})
 
 
 def share(name: str, *owners: str, selector: Json | None = None, phase: str = "Pending") -> GpuShare:
