@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from gpushare.core.api import PodView, Taint
+from gpushare.core.api import NodeRules, PodView, Taint
 from gpushare.core.placement import (
     ClusterState,
     DecisionContext,
@@ -20,6 +22,7 @@ from gpushare.extender.queued import QueuedPods
 from gpushare.extender.reduce import NodeView
 
 AFTER = 1800.0
+NO_RULES = NodeRules((), None, ())
 NOW = 1e9 + 2 * AFTER  # pods were created at 1e9
 
 
@@ -112,3 +115,19 @@ def test_a_pod_whose_creation_cannot_be_read_is_kept_nothing() -> None:
     cluster = Cluster(node("n1"))
     cluster.wait(pod("odd", "a", created_at="yesterday"), pod("none", "a", created_at=""))
     assert cluster.kept() == {}
+
+
+def test_a_pod_with_rules_that_are_too_large_is_kept_nothing() -> None:
+    cluster = Cluster(node("n1"))
+    large = replace(pod("large", "a"), rules=replace(NO_RULES, is_too_large=True))
+    cluster.wait(large, pod("usual", "a"))
+    assert cluster.kept() == {"usual": "n1"}
+
+
+def test_rules_that_cost_more_than_a_call_may_are_kept_nothing_and_hold_up_nobody(monkeypatch) -> None:
+    cluster = Cluster(node("n1"), node("n2"))
+    monkeypatch.setattr(queued, "MOST_MATCHED", 4)
+    costly = pod("costly", "a")
+    assert costly.rules is not None
+    cluster.wait(replace(costly, rules=replace(costly.rules, parts=500)), pod("usual", "a"))
+    assert sorted(cluster.kept()) == ["usual"]

@@ -2,16 +2,21 @@
 
 import pytest
 
-from gpushare.core.api import PodView
+from gpushare.core.api import PodView, node_rules
+from gpushare.core.placement import GpuSpec
+from gpushare.extender.closed import MOST_MATCHED, PARTS_AT_ONCE
+from gpushare.extender.ledger import ShareLedger
+from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.waiting import (
     AGAIN_SECONDS,
     GRACE_SECONDS,
+    MAX_EXAMINED,
     MAX_TOUCHES,
     PATIENCE_SECONDS,
     STALE_SECONDS,
     WaitingPods,
 )
-from gpushare.kube import PODS
+from gpushare.kube import PODS, Change
 
 
 def pod(name, priority=0):
@@ -120,3 +125,57 @@ def test_room_that_appears_again_and_again_does_not_put_a_pod_off_for_ever(waiti
         touched += [second for _ in waiting.due(second + 0.5, always)]
     assert touched
     assert touched[0] <= 1 + PATIENCE_SECONDS + GRACE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("terms", "pods", "most"), [(20_000, 3, 0), (250, MAX_EXAMINED, MOST_MATCHED * PARTS_AT_ONCE // 2)]
+)
+def test_pods_with_very_many_affinity_terms_are_matched_with_few_nodes_in_a_round(
+    waiting, monkeypatch, terms, pods, most
+) -> None:
+    """Before: each of 200 pods had its terms evaluated for each node, 0.85 µs each, in one step of the loop."""
+    ledger, evaluated, holds = ShareLedger(), [0], node_rules._holds
+
+    def counted(*arguments):
+        evaluated[0] += 1
+        return holds(*arguments)
+
+    monkeypatch.setattr(node_rules, "_holds", counted)
+    for number in range(100):
+        name = f"n{number}"
+        gpus = (GpuSpec(f"GPU-{name}", "H200", 80_000),)
+        ledger.gpunode_changed(Change.ADDED, name, GpuNodeView(name, gpus, frozenset(), {}))
+        ledger.node_changed(Change.ADDED, name, NodeView(name, 64_000, 500_000))
+    for number in range(pods):
+        keys = [f"key-{number}-{term}" for term in range(terms)]
+        affinity = {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": key, "operator": "Exists"}]} for key in keys]
+        }
+        spec = {
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": affinity}},
+            "containers": [{"name": "main", "resources": {"limits": {"gpushare.io/share": "25"}}}],
+        }
+        metadata = {"name": f"p{number}", "uid": f"p{number}", "annotations": {"gpushare.io/fraction": "0.25"}}
+        waiting.refused(PodView.from_object({"metadata": metadata, "spec": spec}), 0)
+    waiting.room(10)
+    for moment in (20, 20 + AGAIN_SECONDS):
+        evaluated[0] = 0
+        ledger.begin_round()
+        assert len(waiting.due(moment, ledger.fits_somewhere)) == min(pods, MAX_TOUCHES), "kube-scheduler decides"
+        assert evaluated[0] <= most
+        waiting.room(moment)
+
+
+async def test_each_round_matches_rules_anew(cluster, serve_cluster, monkeypatch) -> None:
+    cluster.add_node("n1", gpus=1)
+    async with serve_cluster(cluster) as running:
+        await cluster.settle()
+        ledger = running.extender.ledger
+        rules = node_rules.NodeRules((("pool", "b"),), None, (), 1)
+        monkeypatch.setattr("gpushare.extender.closed.MOST_MATCHED", 1)
+        await running.extender.wake()
+        assert list(ledger._closed_to.of(rules, ledger._nodes)) == ["n1"]
+        other = node_rules.NodeRules((("pool", "c"),), None, (), 1)
+        assert ledger._closed_to.of(other, ledger._nodes) == {}
+        await running.extender.wake()
+        assert list(ledger._closed_to.of(other, ledger._nodes)) == ["n1"]

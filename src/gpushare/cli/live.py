@@ -238,7 +238,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
             notes.append(f"pod {pod.key} is left out: {request}")
         elif request is not None:
             ours.append((request, None))
-            if pod.waits_for_room and pod.rules is not None:
+            if pod.waits_for_room and pod.rules is not None and not pod.rules.is_too_large:
                 waiting.append(WaitingPod(request, pod.key, _allowed(pod.rules, objects.nodes)))
     offered = {
         node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes

@@ -55,11 +55,12 @@ class SchedulerNode:
         """Return why the node takes no pod with these rules, whatever runs there; None if it may take one.
 
         Args:
-            rules: None if the pod's rules are not known; then a cordon counts, but not taints and labels.
+            rules: None if the pod's rules are not known; then a cordon counts, but not taints and labels. So it is
+                if they are too large.
         """
         if rules is not None and (found := rules.refusal(name, self.labels, self.taints)) is not None:
             return found
-        if rules is None and CORDONED in self.taints:
+        if (rules is None or rules.is_too_large) and CORDONED in self.taints:
             return taint_refusal(CORDONED)
         return NEVER_OFFERED if self.offered_percent is None else None
 

@@ -5,11 +5,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from cachetools import LRUCache
-
-from gpushare.core.api import Decision, GpuShare, NodeRules, PodView, Rejection
+from gpushare.core.api import Decision, GpuShare, PodView, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
@@ -40,6 +37,7 @@ from gpushare.core.placement import (
 )
 from gpushare.data import default_model
 from gpushare.extender.claims import GpuClaims
+from gpushare.extender.closed import ClosedNodes
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
 from gpushare.extender.others import OtherPod, OtherPods
@@ -51,8 +49,6 @@ from gpushare.kube import Change
 from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
-MOST_RULES: Final = 64
-"""Rules of waiting pods for which the nodes they allow are remembered; matching 5,000 nodes takes some 7 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class ShareLedger:
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._queued = QueuedPods(settings.reserve_after_seconds)
-        self._closed_to: LRUCache[NodeRules, Mapping[str, Rejection]] = LRUCache(MOST_RULES)
+        self._closed_to = ClosedNodes()
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self.claims = GpuClaims()
@@ -442,13 +438,11 @@ class ShareLedger:
 
     def closed_to(self, pod: PodView) -> Mapping[str, Rejection]:
         """Return the nodes that kube-scheduler does not ask about for a pod, by the pod's own rules, and why."""
-        rules = pod.rules
-        if rules is None:
-            return {}
-        if rules not in self._closed_to:
-            refused = ((name, rules.refusal(name, node.labels, node.taints)) for name, node in self._nodes.items())
-            self._closed_to[rules] = {name: found for name, found in refused if found is not None}
-        return self._closed_to[rules]
+        return self._closed_to.of(pod.rules, self._nodes)
+
+    def begin_round(self) -> None:
+        """Allow pods' rules to be matched with nodes anew, as much as a round may."""
+        self._closed_to.begin_round()
 
     def choose(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
         """Choose the GPUs of a node for a pod that is being bound, preferring GPUs without a wait at the fence."""

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
 
 from gpushare.core.api import NodeRules, PodView, Rejection
 from gpushare.core.placement import (
@@ -15,13 +14,12 @@ from gpushare.core.placement import (
     PlacementRequest,
     WaitingPod,
 )
+from gpushare.extender.closed import MOST_MATCHED, matching_cost
 from gpushare.extender.due import DuePods, Waiter
 from gpushare.extender.reduce import NodeView
 from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
-MOST_MATCHED: Final = 20_000
-"""Most nodes that are matched with pods' rules in one call, about 30 ms; other pods get no kept GPU until then."""
 
 
 @dataclass(slots=True)
@@ -110,14 +108,17 @@ class QueuedPods:
         return found
 
     def _match(self, asked: Iterable[NodeRules], nodes: Mapping[str, NodeView]) -> None:
-        """Compute which nodes these rules allow, as many as one call may, and forget all other rules."""
+        """Compute which nodes these rules allow, as many as one call may, and forget all other rules.
+
+        Rules that are too large, or cost more than a call may, stay out: their pods get no kept GPU.
+        """
         found: dict[NodeRules, set[str]] = {}
         left = MOST_MATCHED
         for rules in asked:
             if rules in self._allowed:
                 found[rules] = self._allowed[rules]
-            elif left > 0:
-                left -= len(nodes)
+            elif not rules.is_too_large and (cost := matching_cost(rules, len(nodes))) <= left:
+                left -= cost
                 found[rules] = {
                     name for name, node in nodes.items() if rules.allow(name, node.labels, node.taints)
                 }

@@ -215,6 +215,7 @@ class Extender:
 
     async def wake(self) -> None:
         """Touch waiting pods that fit now and that kube-scheduler has not asked about again."""
+        self.ledger.begin_round()
         pods = self.ledger.pods
         self.waiting.prune(lambda uid: uid in pods and pods[uid].node is None, self._clock())
         for pod in self.waiting.due(self._clock(), self.ledger.fits_somewhere):

@@ -8,6 +8,7 @@ Toleration and NodeSelectorRequirement), and what its code does where the docume
 import pytest
 
 from gpushare.core.api import CORDONED, NodeRules, Reason, Rejection, Taint, taints_of
+from gpushare.core.api.node_rules import MOST_PARTS
 
 LABELS = {"pool": "a", "cores": "8", "size": "1_000", "below": "-3", "huge": str(2**63), "empty": ""}
 
@@ -171,3 +172,29 @@ def test_equal_rules_are_one_key():
     spec = {"nodeSelector": {"b": "1", "a": "2"}, "tolerations": [{"operator": "Exists"}]}
     assert rules(**spec) == rules(**spec | {"nodeSelector": {"a": "2", "b": "1"}})
     assert len({rules(**spec), rules(**spec)}) == 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": required(*(expression(f"key-{number}", "Exists") for number in range(20_000)))},
+        {"affinity": required(expression("pool", "In", *map(str, range(MOST_PARTS))))},
+        {"affinity": required(*({} for _ in range(MOST_PARTS + 1)))},
+        {"tolerations": [{"key": f"key-{number}", "operator": "Exists"} for number in range(MOST_PARTS + 1)]},
+        {"nodeSelector": {f"key-{number}": "x" for number in range(MOST_PARTS + 1)}},
+    ],
+    ids=["terms", "values", "empty terms", "tolerations", "selector"],
+)
+def test_rules_that_are_too_large_are_dropped_and_refuse_no_node(spec) -> None:
+    large = rules(**spec)
+    assert large.is_too_large
+    assert (large.selector, large.terms, large.tolerations) == ((), None, ())
+    taints = (CORDONED,)
+    assert large.allow("n1", LABELS, taints)
+    assert large.refusal("n1", LABELS, taints) is None
+
+
+def test_rules_of_the_largest_size_are_matched() -> None:
+    largest = rules(affinity=required(expression("pool", "In", *map(str, range(MOST_PARTS - 2)))))
+    assert (largest.parts, largest.is_too_large) == (MOST_PARTS, False)
+    assert not largest.allow("n1", LABELS, ())

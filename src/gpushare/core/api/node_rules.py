@@ -17,6 +17,8 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _MOST: Final = 2**63
 """What fits 64 bits and `_INTEGER` are the numbers that kube-scheduler can compare; Python's int takes more."""
 _NAME_FIELD: Final = "metadata.name"
+MOST_PARTS: Final = 512
+"""Of rules that are matched; an object has room for some 20,000, which take 0.85 µs each for a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,25 @@ class NodeRules:
         terms: of the required node affinity; one term must hold. A term holds if each of its
             (key, operator, values, is a field) does. None without required affinity.
         tolerations: (key, operator, value, effect).
+        parts: number of labels, terms, expressions, values and tolerations.
+        is_too_large: there are more than `MOST_PARTS`. They are not kept: such rules refuse no node here, and
+            kube-scheduler alone knows which nodes the pod allows.
     """
 
     selector: tuple[tuple[str, str], ...]
     terms: tuple[tuple[tuple[str, str, tuple[str, ...], bool], ...], ...] | None
     tolerations: tuple[tuple[str, str, str, str], ...]
+    parts: int = 0
+    is_too_large: bool = False
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """Read the rules from a pod's spec."""
         affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
         required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+        parts = _count_parts(spec, (required or {}).get("nodeSelectorTerms") or ())
+        if parts > MOST_PARTS:
+            return cls((), None, (), parts, is_too_large=True)
         return cls(
             tuple(sorted((spec.get("nodeSelector") or {}).items())),
             None if not required else tuple(map(_term, required.get("nodeSelectorTerms") or ())),
@@ -68,18 +78,24 @@ class NodeRules:
                 )
                 for each in spec.get("tolerations") or ()
             ),
+            parts,
         )
 
     def allow(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> bool:
-        """Return whether the pod may run on a node."""
-        return (
+        """Return whether the pod may run on a node; True if its rules are too large."""
+        return self.is_too_large or (
             all(labels.get(key) == value for key, value in self.selector)
             and self._fits_affinity(name, labels)
             and self._untolerated(taints) is None
         )
 
     def refusal(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> Rejection | None:
-        """Return why the pod may not run on a node, the reason that kube-scheduler finds first; None if it may."""
+        """Return why the pod may not run on a node, the reason that kube-scheduler finds first; None if it may.
+
+        None, too, if its rules are too large.
+        """
+        if self.is_too_large:
+            return None
         if (taint := self._untolerated(taints)) is not None:
             return taint_refusal(taint)
         missed = [f"{key}={value}" for key, value in self.selector if labels.get(key) != value]
@@ -121,6 +137,15 @@ def taints_of(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     if not spec.get("unschedulable"):
         return tuple(taints)
     return CORDONED, *(taint for taint in taints if taint != CORDONED)
+
+
+def _count_parts(spec: Mapping[str, Any], terms: Sequence[Mapping[str, Any]]) -> int:
+    expressions = [
+        each for term in terms for kind in ("matchExpressions", "matchFields") for each in term.get(kind) or ()
+    ]
+    values = sum(len(each.get("values") or ()) for each in expressions)
+    others = len(spec.get("nodeSelector") or ()) + len(spec.get("tolerations") or ())
+    return len(terms) + len(expressions) + values + others
 
 
 def _term(term: Mapping[str, Any]) -> tuple[tuple[str, str, tuple[str, ...], bool], ...]:
