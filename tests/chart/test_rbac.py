@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chart.chartobjects import of_kind
 
 from gpushare import kube
 from gpushare.cli import live
@@ -173,3 +174,17 @@ def test_the_schedulers_pods_name_the_settings_where_explain_looks(render: Any) 
     chosen = [pod for pod in pods if SELECTED.items() <= pod["metadata"]["labels"].items()]
     (settings,) = [o for o in objects if (o["metadata"].get("labels") or {}).get("gpushare.io/settings") == "true"]
     assert [live.settings_named(pod) for pod in chosen] == [("system", settings["metadata"]["name"])]
+
+
+def test_no_role_for_people_grants_the_status_of_gpushares(render: Any) -> None:
+    """It carries profiles and who left whom; the operator alone writes it."""
+    writers = {
+        role["metadata"]["name"]
+        for kind in ("Role", "ClusterRole")
+        for role in of_kind(render(), kind)
+        for rule in role["rules"] or ()
+        if {"gpushares/status", "gpushares/*", "*/status", "*"} & set(rule.get("resources") or ())
+        and {"gpushare.io", "*"} & set(rule["apiGroups"])
+        and not set(rule["verbs"]) <= {"get", "list", "watch"}
+    }
+    assert writers == {"gpushare-operator"}

@@ -229,3 +229,22 @@ def test_kubelet_asks_the_operators_own_server_and_not_kopfs(render: Render) -> 
         probe = operator[kind]["httpGet"]
         assert probe["port"] == "probes"
         assert probe["path"] in paths
+
+
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        ({}, 8),
+        ({"refuseAboveBaseline": True}, 9),
+        ({"restricted": ["isolated"]}, 9),
+        ({"restricted": ["latency"]}, 10),
+        ({"restricted": ["latency", "isolated"], "refuseAboveBaseline": True}, 11),
+    ],
+)
+def test_the_guide_counts_the_admission_policies_that_are_installed(
+    render: Render, policy: Json, count: int
+) -> None:
+    assert len(of_kind(render({"policy": policy}), "ValidatingAdmissionPolicy")) == count
+    written = {8: "Eight ValidatingAdmissionPolicies", 11: "all together they are eleven"}
+    guide = " ".join((ROOT / "docs/install.md").read_text().split())
+    assert written.get(count, "ValidatingAdmissionPolicies") in guide
