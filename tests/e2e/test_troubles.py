@@ -351,14 +351,16 @@ def test_who_may_edit_a_namespace_is_explained_its_pods_and_with_a_role_more_eve
     config["users"][0]["user"] = {"token": token}
     file.write_text(yaml.safe_dump(config))
 
+    def may(*what: str) -> bool:
+        return cluster.try_kubectl("auth", "can-i", *what, f"--as={user}").out.strip() == "yes"
+
     @contextmanager
     def bound(role: str) -> Iterator[None]:
         name = f"{space.name}-{role}"
         cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={role}", f"--user={user}")
         try:
-            verb = {"gpushare-view": "gpunodes.gpushare.io", "gpushare-explain": "nodes"}[role]
-            asks = ("auth", "can-i", "list", verb, f"--as={user}")
-            wait_for(f"{role} in force", lambda: cluster.try_kubectl(*asks).out.strip() == "yes")
+            resource = {"gpushare-view": "gpunodes.gpushare.io", "gpushare-explain": "nodes"}[role]
+            wait_for(f"{role} in force", lambda: may("list", resource))
             yield
         finally:
             cluster.kubectl("delete", "clusterrolebinding", name)
@@ -368,6 +370,7 @@ def test_who_may_edit_a_namespace_is_explained_its_pods_and_with_a_role_more_eve
         assert answer.code == 0, answer.err
         return answer
 
+    wait_for("edit in force", lambda: may("list", "gpushares.gpushare.io", "-n", space.name))
     wait_for("its event", lambda: "Scheduled" in space.reasons("mine"))
     answer = explained()  # neither nodes nor GpuNodes
     assert "you may not read GpuNodes" in answer.err
