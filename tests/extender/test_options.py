@@ -1,4 +1,5 @@
 import pytest
+from floatoptions import float_options
 
 from gpushare.core.api import JobClass
 from gpushare.extender import parse_options
@@ -49,3 +50,18 @@ def test_a_policy_of_the_simulators_alone_is_refused_in_a_sentence(capsys):
         parse_options([], {"GPUSHARE_POLICY": "fgd"})
     assert caught.value.code == 2
     assert '"fgd" is not one of bestfit, gpushare' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("option", float_options(parse_options))
+def test_a_number_that_is_none_or_below_nothing_is_refused(option, value, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_options([f"{option}={value}"], {})
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.strip()
+
+
+def test_the_options_with_numbers_are_found():
+    assert {"--fence-timeout", "--unseen-seconds", "--max-slowdown", "--probation-seconds"} <= set(
+        float_options(parse_options)
+    )
