@@ -260,6 +260,17 @@ def _who_lets_it_wait(pod: PodSeen, picture: Picture) -> str:
     return f"{waited}, {_UNSEEN}"
 
 
+def waiting_by_design(picture: Picture, expected: Sequence[ExpectedPods]) -> int:
+    """Return how many of these pods are not bound since a promise could not be kept beside any neighbours."""
+    pods = picture.pods or {}
+    found = (pods.get(one.uid) for one in expected)
+    return sum(pod is not None and not pod.is_over and _waits_by_design(pod) for pod in found)
+
+
+def _waits_by_design(pod: PodSeen) -> bool:
+    return not pod.is_bound and WAITS_BY_DESIGN in pod.why
+
+
 def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Sequence[str]) -> list[str]:
     """Return what is not yet as it should be, each with a sentence; empty when all has settled.
 
@@ -281,7 +292,7 @@ def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Seque
         pod = picture.pods.get(one.uid)
         if pod is None or pod.is_over:
             waiting.append(f"{one.name} is {'gone' if pod is None else pod.phase}")
-        elif not pod.is_bound and WAITS_BY_DESIGN in pod.why:
+        elif _waits_by_design(pod):
             continue
         elif pod.phase != "Running":
             waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture)}")

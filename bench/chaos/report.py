@@ -28,6 +28,11 @@ def chaos_table(outcomes: Sequence[FaultOutcome], heading: str) -> str:
     if gaps := [one.longest_gap_seconds for one in made if one.longest_gap_seconds is not None]:
         unfound = sum(one.unwatched for one in made)
         watched = [f"Without a look at the freezers: {max(gaps):.1f} s at most; freezers not found: {unfound}."]
+    waited = []
+    if by_design := [one.waiting_by_design for one in made if one.waiting_by_design is not None]:
+        beside = sum(count > 0 for count in by_design)
+        most, of = f"{max(by_design)} at most", f"some after {beside} of {len(by_design)} faults"
+        waited = [f"Pods that a promise kept waiting when a fault counted as settled: {most}, {of}."]
     settled = f"a median of {_seconds(times, statistics.median)} s, at most {_seconds(times, max)} s"
     lines = [
         f"{heading}: {len(made)} faults.",
@@ -38,6 +43,7 @@ def chaos_table(outcomes: Sequence[FaultOutcome], heading: str) -> str:
         f"Tenants that the faults themselves ended: {ended}.",
         f"The longest that a pod was seen frozen: {freeze:.1f} s.",
         *watched,
+        *waited,
         "",
         "| fault | times | ends by itself | tenants ended | settled: median, s | longest, s | broken |",
         "|---|---|---|---|---|---|---|",

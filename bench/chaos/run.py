@@ -41,6 +41,8 @@ class FaultOutcome:
         unwatched: pods whose freezer was not found.
         last_missing: what was still missing in the look before all had settled, which is where the time went.
         commit: of what was tested; a resumed run may be of several.
+        waiting_by_design: pods that waited in the last look since a promise could not be kept: with all other pods
+            running, that counts as settled. Older runs did not tell.
     """
 
     number: int
@@ -59,6 +61,7 @@ class FaultOutcome:
     unwatched: int = 0
     commit: str = ""
     last_missing: tuple[str, ...] = ()
+    waiting_by_design: int | None = None
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -117,6 +120,7 @@ class ChaosRun:
         self._clock, self._sleep, self._commit = clock, sleep, commit
         self._differences = Differences()
         self._last_missing: list[str] = []
+        self._waiting_by_design = 0
 
     def settle_first(self) -> list[str]:
         """Bring up the load; return what is still missing when the time is up, or broken already."""
@@ -187,6 +191,7 @@ class ChaosRun:
             unwatched=len(freezes.unwatched),
             commit=self._commit,
             last_missing=tuple(self._last_missing),
+            waiting_by_design=self._waiting_by_design,
         )
 
     def _while_in_force(self, planned: PlannedFault, injected: Injected, judge: _Violations) -> None:
@@ -225,6 +230,7 @@ class ChaosRun:
         judge.add(auditor.broken(picture, expected, allowance))
         judge.add(self._differences.look(picture, self._clock()))
         waiting = auditor.unsettled(picture, expected, leaving) + self._differences.late
+        self._waiting_by_design = auditor.waiting_by_design(picture, expected)
         if not self._load.is_idle:
             waiting.append(f"the load waits for the API server or admission ({self._load.last_refusal})")
         self._freezes.watch(self._load.running(picture), self._clock())

@@ -101,6 +101,20 @@ def test_faults_that_settle_break_nothing(cluster: BreakableCluster, tmp_path: P
     assert read_outcomes(tmp_path) == outcomes
 
 
+def test_pods_that_wait_for_a_neighbours_promise_when_all_has_settled_are_counted(
+    cluster: BreakableCluster, tmp_path: Path
+) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.promised = 2
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert outcome.settled_seconds is not None
+    assert outcome.waiting_by_design == 2
+    cluster.promised = 0
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert outcome.waiting_by_design == 0
+
+
 def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: BreakableCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
@@ -260,6 +274,13 @@ def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: P
     outcomes[2] = replace(outcomes[2], longest_gap_seconds=2.5, unwatched=1)
     told = report.chaos_table(outcomes, "today")
     assert "Without a look at the freezers: 2.5 s at most; freezers not found: 1." in told
+    assert "kept waiting" not in told  # runs of before did not tell
+    outcomes[0], outcomes[2] = replace(outcomes[0], waiting_by_design=3), replace(outcomes[2], waiting_by_design=0)
+    text = report.chaos_table(outcomes, "today")
+    assert (
+        "Pods that a promise kept waiting when a fault counted as settled: 3 at most, some after 1 of 2 faults."
+        in text
+    )
     page = tmp_path / "page.md"
     page.write_text("# Title\n")
     for words in ("first", "second"):

@@ -1,6 +1,6 @@
 """A cluster for the tests of bench/chaos: as the load wants it, but for what a test breaks; it has a clock."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.chaos.auditor import Allowance
 from bench.chaos.faults import Injected, NotPossibleError
@@ -49,6 +49,7 @@ class BreakableCluster:
     undone: int = 0
     frozen: dict[str, float] = field(default_factory=dict)
     refuses: str = ""
+    promised: int = 0  # newest pods that wait since a promise could not be kept
     parts: dict[str, Component] = field(default_factory=dict)
     part_pods: tuple[dict, ...] = ()
 
@@ -59,8 +60,11 @@ class BreakableCluster:
             share = round(float(item["metadata"]["annotations"]["gpushare.io/fraction"]) * 100)
             phase = "Failed" if name in self.ended else "Running"
             pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
+        for uid in list(pods)[len(pods) - self.promised :]:
+            why = "a tenant could keep only 0.05, 0.08 is promised"
+            pods[uid] = replace(pods[uid], phase="Pending", gpus=(), is_bound=False, why=why)
         unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
-        running = {uid: pod for uid, pod in pods.items() if not pod.is_over}
+        running = {uid: pod for uid, pod in pods.items() if not pod.is_over and pod.is_bound}
         clients = tuple(ClientSeen(number, uid) for number, uid in enumerate(running))
         gpu = GpuSeen(
             GPU,
