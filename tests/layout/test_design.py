@@ -45,6 +45,14 @@ def test_the_map_names_every_room() -> None:
     assert len(set(NAMED)) > 15
 
 
+def test_readme_links_the_file_that_decides() -> None:
+    """So the rule that packs pods is three hops away: README, `decide`, the module that carries out its step."""
+    link = re.search(r"\[`decide`\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert link is not None
+    assert link[1] == "src/gpushare/core/placement/decide.py"
+    assert "\ndef decide(" in (ROOT / link[1]).read_text()
+
+
 def test_a_name_that_is_gone_is_noticed() -> None:
     with pytest.raises((ImportError, AttributeError)):
         resolve("core.placement.refusal")

@@ -1,1 +1,1 @@
-"""Common parts of every process: options, logs, back-off, a small heap, the server of metrics and probes."""
+"""Common parts of every process: options, logs, certificates, a small heap, the server of metrics and probes."""
