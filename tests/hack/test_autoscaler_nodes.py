@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import autoscaler_nodes
 import pytest
-from autoscaler_nodes import CLOUDS, PAGE, RECORD, TESTS
+from tests.autoscaler import autoscaler_nodes
+from tests.autoscaler.autoscaler_nodes import CLOUDS, PAGE, RECORD, TESTS
 
 GO = """#!/bin/bash
 overlay=$(printf '%s\\n' "$@" | sed -n 's/^-overlay=//p')
@@ -21,7 +21,9 @@ def test_the_page_is_what_was_put_through_and_every_node_has_the_shares_and_the_
     page = PAGE.read_text()
     assert set(record) == set(texts) == set(CLOUDS)
     for cloud, found in record.items():
-        assert found["given"] == texts[cloud], f"{cloud}: the page changed; run hack/autoscaler_nodes.py again"
+        assert found["given"] == texts[cloud], (
+            f"{cloud}: the page changed; run autoscaler_nodes.py again"
+        )
         assert found["allocatable"]["gpushare.io/share"] == "800"
         assert found["allocatable"].get("nvidia.com/gpu", "0") == "0", "no node under gpushare offers whole GPUs"
         assert found["labels"]["gpushare.io/gpus"] == "true"

@@ -1,10 +1,10 @@
 """Record which node the cluster autoscaler expects from each text in docs/guide/autoscaler.md.
 
-    python hack/autoscaler_nodes.py SOURCE --version 1.36.1
+    python tests/autoscaler/autoscaler_nodes.py SOURCE --version 1.36.1
 
 SOURCE is the directory cluster-autoscaler of a checkout of its repository: as a module of its own it is not
 available from every proxy. Nothing in it is changed: `go test -overlay` lays one test of ours
-(hack/autoscaler/CLOUD) in each cloud's package in place of the package's own tests, so that the code that builds
+(tests/autoscaler/CLOUD) in each cloud's package in place of the package's own tests, so that the code that builds
 the template of a node runs whole. It takes some ten minutes of two cores the first time, as Kubernetes and the
 clouds' clients are compiled.
 """
@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "guide" / "autoscaler.md"
-TESTS = ROOT / "hack" / "autoscaler"
+TESTS = ROOT / "tests" / "autoscaler"
 RECORD = ROOT / "tests" / "data" / "autoscaler" / "nodes.json"
 CLOUDS = {"aws": "AWS,", "azure": "Azure,", "gce": "Google Compute Engine,", "clusterapi": "Cluster API"}
 
