@@ -84,7 +84,7 @@ class MeasuredSet:
         rates = np.zeros((2 ** len(duties), len(duties)))  # by the running set, as bits
         for subset, found in self.progress.items():
             rates[sum(1 << position for position in subset), list(found)] = list(found.values())
-        # core.control.turns, for all combinations together
+        # core.control.freeze_turns, for all combinations together
         ends = np.cumsum(1.0 - duties, axis=0)
         begins = ends - (1.0 - duties)
         edges = np.sort(np.concatenate([begins % 1.0, ends[-1:] % 1.0, np.ones_like(ends[:1])]), axis=0)

@@ -30,7 +30,7 @@ from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecaster_client import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
-from gpushare_deviceplugin.kept import keep_running
+from gpushare_deviceplugin.keep_running import keep_running
 from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet
 from tests.front.conftest import SOON, FrontProcess, allocation, registered, shares, until
 
-from gpushare.front.kept import KeptFile, KeptWords
+from gpushare.front.kubelet_messages import KeptFile, KubeletMessages
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 
@@ -98,12 +98,12 @@ async def test_a_kubelet_that_closes_its_watch_gets_the_plugin_again(
         await registered(kubelet)
 
 
-words = st.builds(KeptWords, *[st.binary(max_size=200)] * 3)
+messages = st.builds(KubeletMessages, *[st.binary(max_size=200)] * 3)
 
 
-@given(words, words)
+@given(messages, messages)
 def test_the_latest_words_are_read_whole_or_not_at_all(
-    tmp_path_factory: pytest.TempPathFactory, before: KeptWords, latest: KeptWords
+    tmp_path_factory: pytest.TempPathFactory, before: KubeletMessages, latest: KubeletMessages
 ) -> None:
     path = tmp_path_factory.mktemp("kept") / "kept"
     file = KeptFile(path)
@@ -126,9 +126,9 @@ def test_an_old_list_is_not_left_where_the_new_one_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = KeptFile(tmp_path / "kept")
-    file.write(KeptWords(b"r", b"old"))
+    file.write(KubeletMessages(b"r", b"old"))
     (tmp_path / "kept.new").mkdir()  # writing fails, for root too
     with caplog.at_level(logging.WARNING):
-        file.write(KeptWords(b"r", b"new"))
+        file.write(KubeletMessages(b"r", b"new"))
     assert file.read() is None
     assert "a front that takes over would know no list" in caplog.text

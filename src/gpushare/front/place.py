@@ -17,7 +17,7 @@ from typing import Final
 
 from gpushare.core.backoff import Backoff
 from gpushare.front.http2 import ConnectionLostError, Http2Connection
-from gpushare.front.kept import KeptFile, KeptWords
+from gpushare.front.kubelet_messages import KeptFile, KubeletMessages
 from gpushare.front.rpc import CallError, Door, MethodHandler, StatusCode, call, connect, identity, subscribe
 
 _log = logging.getLogger(__name__)
@@ -143,11 +143,11 @@ class FrontPlace:
         with self._keeping:  # what is written last is the latest
             with self._changed:
                 devices = self._list
-                words = KeptWords(self._registration, devices or b"", self._options)
+                messages = KubeletMessages(self._registration, devices or b"", self._options)
             if devices is None:
                 self._kept.remove()
             else:
-                self._kept.write(words)
+                self._kept.write(messages)
 
     # to kubelet -------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, WatchedTenant, WatchSettings
+from gpushare.core.control.freeze_turns import presence
 from gpushare.core.control.relief import LEAST_EFFECT, KnownTenants, given_back, let_go, may_be_throttled, relieved
 from gpushare.core.control.response import Response
-from gpushare.core.control.turns import presence
 
 SETTINGS = WatchSettings()
 

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpushare.core.control.drift import DriftWatch
+from gpushare.core.control.freeze_turns import turns_of
 from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
 from gpushare.core.control.hygiene import (
     IDLE_SM_RATIO,
@@ -42,7 +43,6 @@ from gpushare.core.control.slo_reading import (
     SloTrouble,
     read_slo,
 )
-from gpushare.core.control.turns import turns_of
 from gpushare.core.control.watch import watch
 from gpushare.core.control.watch_state import GpuWatch
 from gpushare.core.control.watch_step import LooseningRule, StepRule, TenantStep, WatchStep, explain

@@ -88,9 +88,9 @@ def learnt(
         theirs = sum(share**2 * _square(now[other].pressure_error) for other in others)
         total = own + theirs + noise + UNEXPLAINED**2
         left = max(0.0, residual**2 - own - theirs - noise)
-        now[tenant.workload] = _sensed(now[tenant.workload], residual, weight, total, left)
+        now[tenant.workload] = _with_sensitivity(now[tenant.workload], residual, weight, total, left)
         for other in others:
-            now[other] = _pressed(now[other], residual, share, total)
+            now[other] = _with_pressure(now[other], residual, share, total)
     return {workload: _counted(effect) for workload, effect in now.items()}
 
 
@@ -108,7 +108,9 @@ def _drifted(effect: LearnedEffect | None, gpu_model: str) -> LearnedEffect:
     )
 
 
-def _sensed(effect: LearnedEffect, residual: float, weight: float, total: float, left: float) -> LearnedEffect:
+def _with_sensitivity(
+    effect: LearnedEffect, residual: float, weight: float, total: float, left: float
+) -> LearnedEffect:
     """Return a tenant's effect, updated by its own residual of variance `total`."""
     variance, deviation = _square(effect.sensitivity_error), _square(effect.deviation)
     gain = weight * variance / total
@@ -121,7 +123,7 @@ def _sensed(effect: LearnedEffect, residual: float, weight: float, total: float,
     )
 
 
-def _pressed(effect: LearnedEffect, residual: float, share: float, total: float) -> LearnedEffect:
+def _with_pressure(effect: LearnedEffect, residual: float, share: float, total: float) -> LearnedEffect:
     """Return a neighbour's effect, updated by a tenant's residual of variance `total`."""
     variance = _square(effect.pressure_error)
     gain = share * variance / total

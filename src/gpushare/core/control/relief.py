@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.api import JobClass
+from gpushare.core.control.freeze_turns import freeze_overlap_factor, overlap, presence
 from gpushare.core.control.response import Response
-from gpushare.core.control.turns import crowding_of, overlap, presence
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
 
 _STEP: Final = 0.02
@@ -47,10 +47,10 @@ class KnownTenants:
     def progress_at(self, uid: str, own: float, duties: Mapping[str, float]) -> float:
         """Return a tenant's expected progress under its `own` duty and the others' duties."""
         made = own * self.responses[uid].level
-        crowding = crowding_of(own if other == uid else duty for other, duty in duties.items())
+        overlap_factor = freeze_overlap_factor(own if other == uid else duty for other, duty in duties.items())
         for other, cost in self.costs[uid].items():
             if other in duties:
-                made -= cost * overlap(own, duties[other], crowding)
+                made -= cost * overlap(own, duties[other], overlap_factor)
         return max(0.0, made)
 
     def error(self, uid: str, duties: Mapping[str, float]) -> float:

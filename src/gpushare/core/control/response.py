@@ -2,7 +2,7 @@
 
 If a tenant is frozen for part of the time, its neighbours run in a mixture of the sets with and without it.
 Tenants are frozen one after the other. So a neighbour's progress while it runs is linear in the presence of the
-others: the parts of its own running time in which they run as well (`core.control.turns`).
+others: the parts of its own running time in which they run as well (`core.control.freeze_turns`).
 
     progress while running = alone - sum over the others of effect * presence
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpushare.core.backoff import Backoff
+from gpushare.core.control.freeze_turns import presence
 from gpushare.core.control.relief import KnownTenants, may_be_throttled
 from gpushare.core.control.slo_reading import SloSign
-from gpushare.core.control.turns import presence
 from gpushare.core.control.window import WatchedTenant, WatchSettings
 
 _STEP: Final = 0.2  # most of a duty that is taken at once
@@ -92,8 +92,11 @@ class SloRelief:
         """Return whether the requests of this window came after the neighbour had left, if one was asked to."""
         return sign.began_at >= self.left_at
 
-    def judged(self, now: float) -> "SloRelief":
-        """Judge the leaving once later requests were measured: give up if the quantile did not fall."""
+    def after_departure(self, now: float) -> "SloRelief":
+        """Stop blaming neighbours if the quantile did not fall after the one that was asked to leave had left.
+
+        Call it with later requests measured; without such a departure the record stays as it is.
+        """
         if self.asked_seconds is None or self.left_at == float("-inf"):
             return self
         if self.now_seconds > _HELPED * self.asked_seconds:

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from gpushare.core.control.freeze_turns import presence
 from gpushare.core.control.judgement import (
     doubt_of,
     is_below,
@@ -33,7 +34,6 @@ from gpushare.core.control.slo_relief import (
     is_neighbours_doing,
     signs_of,
 )
-from gpushare.core.control.turns import presence
 from gpushare.core.control.watch_state import GpuWatch, LeavingCause, TenantWatch
 from gpushare.core.control.window import (
     FREE,
@@ -346,7 +346,7 @@ def _slo_step(
     stepped = gives_a_step(known, duties, [*pressing, *broken], settings)
     tenants = dict(state.tenants)
     for uid, sign in fresh.items():
-        relief = tenants[uid].slo.judged(now)
+        relief = tenants[uid].slo.after_departure(now)
         if not relief.is_pressing(now):
             tenants[uid] = replace(tenants[uid], slo=relief)
             continue

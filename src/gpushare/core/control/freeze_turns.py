@@ -36,14 +36,14 @@ def presence(duties: Mapping[str, float], uid: str) -> dict[str, float]:
     own = duties[uid]
     if own <= 0.0:
         return {}
-    crowding = crowding_of(duties.values())
-    return {other: overlap(own, duty, crowding) / own for other, duty in duties.items() if other != uid}
+    overlap_factor = freeze_overlap_factor(duties.values())
+    return {other: overlap(own, duty, overlap_factor) / own for other, duty in duties.items() if other != uid}
 
 
-def crowding_of(duties: Iterable[float]) -> float:
-    """Return which part of the product of two tenants' frozen times overlaps: 0 while all freezes fit one by one.
+def freeze_overlap_factor(duties: Iterable[float]) -> float:
+    """Return the factor by which the product of two tenants' frozen times is multiplied to give their overlap.
 
-    What does not fit is spread over the pairs.
+    It is 0 while all freezes fit into a period one after the other; what does not fit is spread over the pairs.
     """
     total = squares = 0.0
     for duty in duties:
@@ -54,9 +54,9 @@ def crowding_of(duties: Iterable[float]) -> float:
     return 2.0 * (total - 1.0) / (total * total - squares) if total > 1.0 else 0.0
 
 
-def overlap(one: float, other: float, crowding: float = 0.0) -> float:
+def overlap(one: float, other: float, overlap_factor: float = 0.0) -> float:
     """Return the part of the time in which two tenants with these duties run beside each other."""
     if one <= 0.0 or other <= 0.0:
         return 0.0
-    both_frozen = crowding * (1.0 - one) * (1.0 - other)
+    both_frozen = overlap_factor * (1.0 - one) * (1.0 - other)
     return min(one, other, max(0.0, one + other - 1.0 + both_frozen))

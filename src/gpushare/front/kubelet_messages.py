@@ -14,12 +14,12 @@ _MAGIC: Final = b"gsf1"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptWords:
-    """Messages that kubelet gets while no agent serves, as bytes that passed by.
+class KubeletMessages:
+    """The agent's messages that kubelet gets while no agent serves, as raw bytes.
 
     Attributes:
-        registration: the agent's RegisterRequest.
-        devices: its latest ListAndWatchResponse.
+        registration: its last RegisterRequest.
+        devices: its last ListAndWatchResponse.
         options: its DevicePluginOptions; empty until kubelet has asked for them.
     """
 
@@ -34,7 +34,7 @@ class KeptFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> KeptWords | None:
+    def read(self) -> KubeletMessages | None:
         """Return what the front before left; None if it left nothing, or nothing whole."""
         try:
             content = self._path.read_bytes()
@@ -49,11 +49,11 @@ class KeptFile:
         for length in lengths:
             parts.append(content[start : start + length])
             start += length
-        return KeptWords(*parts)
+        return KubeletMessages(*parts)
 
-    def write(self, words: KeptWords) -> None:
+    def write(self, messages: KubeletMessages) -> None:
         """Replace what is kept; where that fails, keep nothing, as an old list could offer what is gone."""
-        parts = (words.registration, words.devices, words.options)
+        parts = (messages.registration, messages.devices, messages.options)
         content = _HEADER.pack(_MAGIC, *map(len, parts)) + b"".join(parts)
         new = self._path.with_suffix(".new")
         try:

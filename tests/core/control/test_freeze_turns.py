@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.control.turns import presence, turns_of
+from gpushare.core.control.freeze_turns import presence, turns_of
 
 DUTIES = st.lists(st.floats(0.1, 1.0), min_size=1, max_size=6)
 

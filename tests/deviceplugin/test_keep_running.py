@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gpushare_deviceplugin import agent
-from gpushare_deviceplugin.kept import keep_running
+from gpushare_deviceplugin.keep_running import keep_running
 
 
 async def test_a_part_that_fails_is_counted_told_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
