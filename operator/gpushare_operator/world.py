@@ -172,7 +172,7 @@ class ClusterView:
             index.setdefault(key, set()).add(pod.uid)
         if before is None or (before.labels, before.owner_uids) != (pod.labels, pod.owner_uids):
             self._assign(pod, self._find(pod))
-            self._touch_seconds(pod)
+            self._requeue_overlapping(pod)
         else:
             self._assign(pod, self._share_of_pod[pod.uid])
 
@@ -182,7 +182,7 @@ class ClusterView:
         self._forget_pod(uid)
         share = self._share_of_pod.pop(uid, None)
         if pod is not None:
-            self._touch_seconds(pod)
+            self._requeue_overlapping(pod)
             if share is not None:
                 self._departed[uid] = (share, pod)
                 if len(self._departed) > _MOST_DEPARTED:
@@ -257,8 +257,8 @@ class ClusterView:
         for uid in set(self._pods_of_share.get(key, ())):
             self._assign(self._pods[uid], self._find(self._pods[uid]))
 
-    def _touch_seconds(self, pod: PodView) -> None:
-        """Touch all GpuShares but the first that select a pod: their status says that it is another's."""
+    def _requeue_overlapping(self, pod: PodView) -> None:
+        """Queue the other GpuShares that select a pod; their condition Overlapping may change."""
         if self._shares.selecting(pod.namespace) > 1:
             for name in islice(self._shares.selecting_names(pod.namespace, pod.labels), 1, 1 + _MOST_TOUCHED):
                 self._touched(ShareKey(pod.namespace, name))

@@ -57,7 +57,7 @@ def test_who_pays_is_of_the_process_with_most_and_never_in_its_turn(taken):
     for pod in openings.pods():
         own = [one for one in present if one.pod_uid == pod]
         assert openings.of_pod(pod) == len(own)
-        loses = openings.first_to_lose(pod)
+        loses = openings.connection_to_close(pod)
         if loses is None:
             assert {one.phase for one in own} == {ConnectionPhase.PASSING}
             continue
@@ -79,10 +79,10 @@ def test_a_greedy_process_pays_before_others_of_its_pod():
     openings = OpenConnections()
     opened(openings, "a", 1, 2, 3)
     greedy = opened(openings, "a", *[4] * (SPARED + 1))
-    assert openings.first_to_lose("a") is greedy[0]
+    assert openings.connection_to_close("a") is greedy[0]
     for each in greedy:
         openings.set_phase(each, ConnectionPhase.READY)
-    assert openings.first_to_lose("a") is greedy[-1], "the newest, if it has spoken on all of them"
+    assert openings.connection_to_close("a") is greedy[-1], "the newest, if it has spoken on all of them"
 
 
 def test_a_process_in_its_turn_with_the_most_leaves_it_to_the_others():
@@ -91,6 +91,6 @@ def test_a_process_in_its_turn_with_the_most_leaves_it_to_the_others():
     (other,) = opened(openings, "a", 2)
     for each in in_turn:
         openings.set_phase(each, ConnectionPhase.PASSING)
-    assert openings.first_to_lose("a") is other
+    assert openings.connection_to_close("a") is other
     openings.remove(other)
-    assert openings.first_to_lose("a") is None
+    assert openings.connection_to_close("a") is None

@@ -26,7 +26,7 @@ from gpushare.mps.silence import (
     START_SECONDS,
     Remedy,
     Silence,
-    word,
+    heartbeat,
 )
 from gpushare.mps.throttle import Throttle
 
@@ -90,14 +90,14 @@ class Node:
         self.longest = self.frozen_seconds = 0.0
         self.thaws = self.kills = 0
         self._began: dict[str, float] = {}
-        self._words = b""
+        self._heartbeats = b""
         self._asked_at = -1.0
         self.start()
 
     def start(self) -> None:
         self.throttle = Throttle(self.base, Stalling(self))
         self.silence = Silence(self.now, self.now)
-        self._words = word(self.now)
+        self._heartbeats = heartbeat(self.now)
 
     def note(self) -> None:
         """Take note of who is frozen now."""
@@ -117,9 +117,9 @@ class Node:
         while self.now < end:
             if self.now - self._asked_at >= 1.0:
                 self.ask()
-            if self._words:
-                self.silence.hear(self._words, self.now)
-                self._words = b""
+            if self._heartbeats:
+                self.silence.hear(self._heartbeats, self.now)
+                self._heartbeats = b""
             self.now = min(end, self.now + max(self.silence.wait_seconds(self.now), 1e-4))
             if self.now >= end:
                 break
@@ -143,7 +143,7 @@ class Node:
             try:
                 now = self.now
                 due = self.throttle.look(now)
-                self._words += word(now, self.throttle.frozen_since)
+                self._heartbeats += heartbeat(now, self.throttle.frozen_since)
                 self.wait(max(1e-3, min(due, end) - self.now))
             except KilledError:
                 self.kills += 1
@@ -178,7 +178,7 @@ def answers(silence: Silence, now: float, **options: bool) -> list[tuple[float, 
 
 def test_a_silent_one_is_thawed_after_again_and_again_and_ended_late() -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(word(99.5) + word(100.0), 100.0)
+    silence.hear(heartbeat(99.5) + heartbeat(100.0), 100.0)
     found = answers(silence, 100.0)
     first = next(now for now, answer in found if answer is Remedy.THAW)
     assert first == pytest.approx(100.0 + SILENT_SECONDS)
@@ -189,32 +189,32 @@ def test_a_silent_one_is_thawed_after_again_and_again_and_ended_late() -> None:
 
 def test_one_that_was_told_to_end_is_ended_soon() -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(word(100.0), 100.0)
+    silence.hear(heartbeat(100.0), 100.0)
     assert answers(silence, 100.0, is_ending=True)[-1][0] == pytest.approx(100.0 + SILENT_SECONDS, abs=0.2)
 
 
 def test_a_word_that_is_read_late_counts_from_its_look() -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(word(100.0), 105.0)  # the host stood still too
+    silence.hear(heartbeat(100.0), 105.0)  # the host stood still too
     assert silence.wait_seconds(105.0) == 0.0
     assert silence.look(105.0) is Remedy.THAW
 
 
 def test_where_the_host_stood_still_the_throttle_is_thawed_after_but_not_ended() -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(word(100.0), 100.0)
+    silence.hear(heartbeat(100.0), 100.0)
     now = 100.0
     for _ in range(20):
         now += KILL_SECONDS
         assert silence.look(now) is Remedy.THAW
-    silence.hear(word(now), now)
+    silence.hear(heartbeat(now), now)
     assert silence.look(now + 0.1) is Remedy.WAIT
 
 
-@pytest.mark.parametrize("words", [b"Hm", b"x" * 9, word(float("nan")), word(float("inf"))])
-def test_odd_words_are_words(words: bytes) -> None:
+@pytest.mark.parametrize("heartbeats", [b"Hm", b"x" * 9, heartbeat(float("nan")), heartbeat(float("inf"))])
+def test_odd_words_are_words(heartbeats: bytes) -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(words, 100.0)
+    silence.hear(heartbeats, 100.0)
     assert (silence.heard_at, silence.look(100.1)) == (100.0, Remedy.WAIT)
 
 
@@ -268,9 +268,9 @@ def test_one_that_stands_still_at_the_end_of_a_reading_leaves_nobody_frozen_for_
 @pytest.mark.parametrize("since", [float("nan"), float("-inf")])
 def test_an_odd_time_in_a_heartbeat_costs_one_thaw_at_most(since: float) -> None:
     silence = Silence(0.0, 0.0)
-    silence.hear(word(100.0, since), 100.0)
+    silence.hear(heartbeat(100.0, since), 100.0)
     assert 0.0 <= silence.wait_seconds(100.0) <= LOOK_SECONDS
-    silence.hear(word(100.1), 100.1)
+    silence.hear(heartbeat(100.1), 100.1)
     assert silence.look(100.2) is Remedy.WAIT
 
 

@@ -61,7 +61,7 @@ def parse_exposition(text: str) -> dict[str, Counters]:
             continue
         found.setdefault(uuid, {})[name] = min(1.0, value)
         models[uuid] = labels.get("modelName", "")
-    return {uuid: _honest(values, models[uuid]) for uuid, values in found.items()}
+    return {uuid: _without_partial_precisions(values, models[uuid]) for uuid, values in found.items()}
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
@@ -89,7 +89,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         yield name, dict(_LABEL.findall(sample[2])), value
 
 
-def _honest(values: dict[str, float], model: str) -> Counters:
+def _without_partial_precisions(values: dict[str, float], model: str) -> Counters:
     """Drop the precisions that would read too low because their tensor pipe is not exported separately.
 
     Volta's only tensor pipe is HMMA. On other GPUs, if only the sum over tensor pipes is exported, its parts are

@@ -88,7 +88,7 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
     taken = any(cycles[uid].is_frozen and not _is_stop(ask, now) for uid, ask in live.items())
     for uid, ask in sorted(live.items(), key=lambda each: _can_wait_seconds(cycles[each[0]], each[1])):
         cycle = cycles[uid]
-        if _may_begin(cycle, ask, now) and (_is_stop(ask, now) or not (taken and _can_wait(cycle))):
+        if _may_begin(cycle, ask, now) and (_is_stop(ask, now) or not (taken and _can_postpone(cycle))):
             cycles[uid] = replace(cycle, is_frozen=True, since=now, is_stopped=_is_stop(ask, now))
             taken = taken or not _is_stop(ask, now)
     looks.extend(_look_at(cycles[uid], ask, now, taken) for uid, ask in live.items())
@@ -149,8 +149,8 @@ def _may_begin(cycle: Cycle, ask: ThrottleAsk, now: float) -> bool:
     return not cycle.is_frozen and is_due and now - cycle.since >= cycle.rest_seconds - _EPSILON
 
 
-def _can_wait(cycle: Cycle) -> bool:
-    """Return whether a freeze that is put off is still made up for; beyond the longest, it is not."""
+def _can_postpone(cycle: Cycle) -> bool:
+    """Return whether the owed time is below the longest freeze, so that none of it is lost by a delay."""
     return cycle.owed_seconds < MAX_FREEZE_SECONDS - _EPSILON
 
 

@@ -457,7 +457,7 @@ class Keeper:
             for each in self._ledger.connected(min(earliest, self._log_read_at), now)
             if each.pid in fault.pids and each not in clients
         )
-        text = told(fault, clients)
+        text = fault_sentence(fault, clients)
         self._faults.skip()
         self._log_read_at = now
         self._status = replace(
@@ -486,8 +486,8 @@ class Keeper:
             await asyncio.sleep(PUBLISH_SECONDS)
 
 
-def told(fault: Fault, clients: Sequence[Presence]) -> str:
-    """Describe a fault for tenants: which processes it reached, without blame that the log does not support.
+def fault_sentence(fault: Fault, clients: Sequence[Presence]) -> str:
+    """Describe a fault for tenants, naming only the processes that the log names.
 
     Args:
         clients: processes connected when it began, by the ledger.

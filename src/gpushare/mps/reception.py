@@ -280,7 +280,7 @@ class Reception:
         connection = self._enter(accepted)
         # Two for one that came: so a pod that had too many when this gate began comes within its bound.
         for _ in range(min(2, self._open.of_pod(connection.pod_uid) - self.limits.per_pod)):
-            self._lose(self._open.first_to_lose(connection.pod_uid))
+            self._lose(self._open.connection_to_close(connection.pod_uid))
         if connection.phase is ConnectionPhase.GONE:
             return
         connection.number = self._store.keep(accepted)
@@ -405,7 +405,7 @@ class Reception:
 
     def _lose_of_the_busiest(self) -> None:
         """End a connection of the pod with the most; only connections in their turn are never ended."""
-        self._lose(next(filter(None, map(self._open.first_to_lose, self._open.busiest())), None))
+        self._lose(next(filter(None, map(self._open.connection_to_close, self._open.busiest())), None))
 
     def _lose(self, connection: Connection | None) -> None:
         if connection is None:

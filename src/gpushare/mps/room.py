@@ -128,8 +128,11 @@ class _PodConnections:
         while self.most and self.most not in self.by_count:
             self.most -= 1
 
-    def first_to_lose(self) -> Connection | None:
-        """Return a connection of the process with the most, of any process if all have few; None in a turn."""
+    def connection_to_close(self) -> Connection | None:
+        """Return the least needed connection of the process with the most, of any if all have few.
+
+        None if all are in a turn.
+        """
         if self.most > SPARED:
             greediest = self.processes[next(iter(self.by_count[self.most]))]
             if (found := greediest.least_needed()) is not None:
@@ -182,9 +185,9 @@ class OpenConnections:
         for group in groups:
             group.add(connection)
 
-    def first_to_lose(self, pod_uid: str | None) -> Connection | None:
+    def connection_to_close(self, pod_uid: str | None) -> Connection | None:
         """Return the connection that a pod with too many loses first; None if all of them are in their turn."""
-        return pod.first_to_lose() if (pod := self._pods.get(pod_uid)) is not None else None
+        return pod.connection_to_close() if (pod := self._pods.get(pod_uid)) is not None else None
 
     def busiest(self) -> Iterator[str | None]:
         """Yield the pods, that with the most connections first."""

@@ -17,17 +17,17 @@ KILL_SECONDS: Final = 10.0
 START_SECONDS: Final = 60.0  # while it starts no pod is frozen; takes 0.2 s of CPU time, which may come late
 LOOK_SECONDS: Final = 0.1
 _ATTENDED_SECONDS: Final = 2 * LOOK_SECONDS  # most time that one look counts for
-_WORD: Final = struct.Struct("dd")  # a whole number of these fills the pipe
+_HEARTBEAT: Final = struct.Struct("dd")  # a whole number of these fills the pipe
 
 
-def word(now: float, frozen_since: float = math.inf) -> bytes:
+def heartbeat(now: float, frozen_since: float = math.inf) -> bytes:
     """Return the heartbeat that the throttle's process writes after each look.
 
     Args:
         now: when the look began.
         frozen_since: since when a pod has been frozen, of several the first; infinite if none is.
     """
-    return _WORD.pack(now, frozen_since)
+    return _HEARTBEAT.pack(now, frozen_since)
 
 
 class Remedy(StrEnum):
@@ -60,10 +60,10 @@ class Silence:
     attended_seconds: float = 0.0
     is_long: bool = False
 
-    def hear(self, words: bytes, now: float) -> None:
+    def hear(self, heartbeats: bytes, now: float) -> None:
         """Record its heartbeats; the time in the last one counts, not the time at which it was read."""
-        is_whole = len(words) % _WORD.size == 0
-        said_at, since = _WORD.unpack(words[-_WORD.size :]) if is_whole else (now, math.inf)
+        is_whole = len(heartbeats) % _HEARTBEAT.size == 0
+        said_at, since = _HEARTBEAT.unpack(heartbeats[-_HEARTBEAT.size :]) if is_whole else (now, math.inf)
         self.heard_at = min(said_at, now) if math.isfinite(said_at) else now
         self.frozen_since = math.inf if math.isnan(since) else since
         self.looked_at, self.attended_seconds = now, 0.0
@@ -84,7 +84,7 @@ class Silence:
         return Remedy.THAW if self.is_long else Remedy.WAIT
 
     def wait_seconds(self, now: float) -> float:
-        """Return how long to wait for a word before the next look."""
+        """Return how long to wait for a heartbeat before the next look."""
         if self.is_long or not self.has_spoken:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.0, self._due_at() - now))

@@ -21,7 +21,7 @@ from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
 from gpushare.mps.frozen import thaw_recorded
-from gpushare.mps.silence import word
+from gpushare.mps.silence import heartbeat
 from gpushare.mps.throttle import Throttle
 from gpushare.runtime.logs import log_level_of, set_up_logging
 from gpushare.runtime.options import options_of
@@ -62,7 +62,7 @@ def run(throttle: Throttle, parent: int, pulse: int) -> None:
 def _say(pulse: int, now: float, frozen_since: float = math.inf) -> None:
     """Tell the host that everything was in order at this time, and since when a pod has been frozen."""
     with contextlib.suppress(BlockingIOError):  # the host is stopped or very busy; continue
-        os.write(pulse, word(now, frozen_since))
+        os.write(pulse, heartbeat(now, frozen_since))
 
 
 def _end(*_: object) -> None:
