@@ -17,7 +17,7 @@ from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import Gates
-from gpushare_deviceplugin.kept import keep_running
+from gpushare_deviceplugin.keep_running import keep_running
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.sampler import Sampler

@@ -21,9 +21,7 @@ def test_the_page_is_what_was_put_through_and_every_node_has_the_shares_and_the_
     page = PAGE.read_text()
     assert set(record) == set(texts) == set(CLOUDS)
     for cloud, found in record.items():
-        assert found["given"] == texts[cloud], (
-            f"{cloud}: the page changed; run autoscaler_nodes.py again"
-        )
+        assert found["given"] == texts[cloud], f"{cloud}: the page changed; run autoscaler_nodes.py again"
         assert found["allocatable"]["gpushare.io/share"] == "800"
         assert found["allocatable"].get("nvidia.com/gpu", "0") == "0", "no node under gpushare offers whole GPUs"
         assert found["labels"]["gpushare.io/gpus"] == "true"
