@@ -1,8 +1,10 @@
 """Waiting pods are touched when room appears and kube-scheduler did not ask again by itself."""
 
+import sys
+
 import pytest
 
-from gpushare.core.api import PodView, node_rules
+from gpushare.core.api import NodeRules, PodView
 from gpushare.core.placement import GpuSpec
 from gpushare.extender.closed import MOST_MATCHED, PARTS_AT_ONCE
 from gpushare.extender.ledger import ShareLedger
@@ -134,13 +136,14 @@ def test_pods_with_very_many_affinity_terms_are_matched_with_few_nodes_in_a_roun
     waiting, monkeypatch, terms, pods, most
 ) -> None:
     """Before: each of 200 pods had its terms evaluated for each node, 0.85 µs each, in one step of the loop."""
-    ledger, evaluated, holds = ShareLedger(), [0], node_rules._holds
+    module = sys.modules[NodeRules.__module__]
+    ledger, evaluated, holds = ShareLedger(), [0], module._holds
 
     def counted(*arguments):
         evaluated[0] += 1
         return holds(*arguments)
 
-    monkeypatch.setattr(node_rules, "_holds", counted)
+    monkeypatch.setattr(module, "_holds", counted)
     for number in range(100):
         name = f"n{number}"
         gpus = (GpuSpec(f"GPU-{name}", "H200", 80_000),)
@@ -171,11 +174,11 @@ async def test_each_round_matches_rules_anew(cluster, serve_cluster, monkeypatch
     async with serve_cluster(cluster) as running:
         await cluster.settle()
         ledger = running.extender.ledger
-        rules = node_rules.NodeRules((("pool", "b"),), None, (), 1)
+        rules = NodeRules((("pool", "b"),), None, (), 1)
         monkeypatch.setattr("gpushare.extender.closed.MOST_MATCHED", 1)
         await running.extender.wake()
         assert list(ledger._closed_to.of(rules, ledger._nodes)) == ["n1"]
-        other = node_rules.NodeRules((("pool", "c"),), None, (), 1)
+        other = NodeRules((("pool", "c"),), None, (), 1)
         assert ledger._closed_to.of(other, ledger._nodes) == {}
         await running.extender.wake()
         assert list(ledger._closed_to.of(other, ledger._nodes)) == ["n1"]
