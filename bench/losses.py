@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from importlib import import_module
 from unittest.mock import patch
 
 import numpy as np
@@ -19,7 +20,7 @@ from bench.retractions import GPU_MEMORY_MIB
 from bench.table_plant import read_table
 from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.interference import InterferenceModel, Prediction, Profile, TenantTable
-from gpushare.core.placement import Newcomer, Settings, outlook
+from gpushare.core.placement import Newcomer, Settings
 from gpushare.data import default_model
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import TableWorld
@@ -168,11 +169,12 @@ class WithQueue(LiveOnTable):
 
     def _place(self, cluster, context):
         waiting = [Newcomer.of(self._request(cluster, job)) for job in cluster.queue]
-        with patch.object(outlook, "mix_of", partial(mix_with, waiting)):
+        with patch.object(OUTLOOK, "mix_of", partial(mix_with, waiting)):
             LiveOnTable._place(self, cluster, context)  # noqa: SLF001
 
 
-SEEN_MIX = outlook.mix_of
+OUTLOOK = import_module("gpushare.core.placement.outlook")
+SEEN_MIX = OUTLOOK.mix_of
 
 
 def mix_with(waiting, judge, state, newcomer, gpu_model):
@@ -183,7 +185,7 @@ def mix_with(waiting, judge, state, newcomer, gpu_model):
     ]
     for one in sharing:
         found[one.member(gpu_model, one.share_percent).under_least_cap()] += 1 / len(sharing)
-    return tuple(outlook.MixKind(member, weight / found.total()) for member, weight in found.items())
+    return tuple(OUTLOOK.MixKind(member, weight / found.total()) for member, weight in found.items())
 
 
 @dataclass(frozen=True)
