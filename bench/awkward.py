@@ -1,4 +1,4 @@
-"""Run twelve awkward situations with HAMi's scheduler and with gpushare's extender on a small cluster.
+"""Run awkward situations with HAMi's scheduler and with gpushare's extender on a small cluster.
 
 One node with one or two GPUs (an object only), the real API server and kube-scheduler; the device plugins are
 simulated as in `bench hami`. What is printed is what happened, not who was right.
@@ -94,6 +94,11 @@ class Hami:
             for part in made["spec"]["containers"][0]["resources"].values():
                 part.pop("nvidia.com/gpumem")
         return made
+
+    def asking_for(self, pod: dict[str, Any], gpu_uuid: str) -> dict[str, Any]:
+        """Return a pod that asks for one GPU and no other."""
+        pod["metadata"]["annotations"] |= {"nvidia.com/use-gpuuuid": gpu_uuid}
+        return pod
 
     async def allocated(self, api: Api, key: str, node_name: str) -> None:
         await hami.allocated(api, key, node_name)
@@ -266,6 +271,23 @@ async def slow_plugin(scene: SystemUnderTest) -> str:
     )
 
 
+async def exact(scene: SystemUnderTest) -> str:
+    """Three pods, 60% each, that ask for the second GPU, the first and the second again, one after the other."""
+    assert isinstance(scene.system, Hami), "gpushare has no way to ask for one GPU (docs/comparison.md)"
+    told = []
+    for name, gpu in (("a", 1), ("b", 0), ("c", 1)):
+        uuid = fleet.gpu_uuid(0, gpu)
+        pod = scene.system.asking_for(scene.system.pod(name, 60, 1000), uuid)
+        await throughput.create_all(scene.api, PODS, [pod], NAMESPACE)
+        if await scene.bound(name):
+            own = (await scene.given(name))[0] == uuid
+            told.append(f"{name} bound to {'its own' if own else 'another'} GPU")
+        else:
+            told.append(f"{name} waits: {await scene.sentence(name)}")
+    return "; ".join(told)
+
+
+OF_HAMI_ALONE = {"one GPU wanted and no other, by its UUID"}
 SITUATIONS: dict[str, tuple[int, Callable[[SystemUnderTest], Awaitable[str]]]] = {
     "60% where every GPU has 50% free at most": (2, nowhere),
     "more memory than a GPU has": (1, memory),
@@ -279,6 +301,7 @@ SITUATIONS: dict[str, tuple[int, Callable[[SystemUnderTest], Awaitable[str]]]] =
     "no amount of memory asked for": (1, unsaid),
     "one of two GPUs is sick": (2, sick),
     "eight pods of one node whose Allocate takes 2 s": (1, slow_plugin),
+    "one GPU wanted and no other, by its UUID": (2, exact),
 }
 
 
@@ -337,6 +360,8 @@ def main(arguments: list[str]) -> None:
         if options.only and number not in options.only:
             continue
         for system in systems:
+            if what in OF_HAMI_ALONE and not isinstance(system, Hami):
+                continue
             with controlplane.running() as plane:
                 found = asyncio.run(one(plane, system, what))
             print(

@@ -17,7 +17,7 @@ from troubles import PAGE, SLOW, SLOW_PAGE, sections, sentences, slow, told, wor
 
 import gpushare.front.__main__ as front_program
 from gpushare.cli import explain as explain_page
-from gpushare.cli import gpus as gpus_page
+from gpushare.cli import access
 from gpushare.core.admission import review
 from gpushare.core.api import Reason, Rejection, names
 from gpushare.core.api import request as annotations
@@ -196,7 +196,7 @@ def said_by_heading() -> dict[str, list[str]]:
             *saying(allocation, "MiB for tenants", "but kubelet chose", "is not on this node"),
         ],
         NONE: [
-            *saying(gpus_page, "no node has a GPU"),
+            *saying(access, "no node has a GPU"),
             *saying(waiting_events, "there are no GPU nodes"),
             search.UNKNOWN_NODE.detail,
         ],

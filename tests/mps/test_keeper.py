@@ -122,7 +122,7 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
     ],
 )
 def test_a_fault_in_words(pids, clients, expected):
-    assert keeping.told(Fault("fatal", pids), clients) == expected
+    assert keeping.fault_sentence(Fault("fatal", pids), clients) == expected
 
 
 def ended(number: int, pod: str | None) -> Presence:
