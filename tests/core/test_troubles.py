@@ -16,8 +16,8 @@ from deciding import place
 from troubles import PAGE, SLOW, SLOW_PAGE, sections, sentences, slow, told, words
 
 import gpushare.front.__main__ as front_program
-from gpushare.cli import explain as explain_page
 from gpushare.cli import access
+from gpushare.cli import explain as explain_page
 from gpushare.core.admission import review
 from gpushare.core.api import Reason, Rejection, names
 from gpushare.core.api import request as annotations
