@@ -17,10 +17,13 @@ COMPUTING = {"core", "sim", "research"}  # rooms whose tests ask nothing of the 
 
 @pytest.hookimpl(tryfirst=True)  # before markers are chosen by
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the rooms that only compute."""
+    """Mark the tests of the rooms that only compute, and those that have an API server of their own."""
     for item in items:
-        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in COMPUTING:
+        room = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if room in COMPUTING:
             item.add_marker(pytest.mark.compute)
+        if room == "operator" and item.get_closest_marker("integration") is not None:
+            item.add_marker(pytest.mark.own_server)
 
 
 @pytest.fixture(scope="session")

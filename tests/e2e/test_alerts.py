@@ -1,5 +1,6 @@
 """The chart's alerts fire on what the running release serves in trouble; none of the series is made by hand."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ NOT_PROVOKED = {
     "GpushareCertificateExpires": "the chart's certificate is good for three years",
     "GpushareExtenderSlow": "it answers in milliseconds, and nothing slows it without slowing the whole machine",
 }
+
+# Those that take minutes: brought about with GPUSHARE_ALERTS=all.
+SLOW = frozenset({"GpusharePodStalled", "GpushareAgentSilent"})
+PROVOKES_SLOW = os.environ.get("GPUSHARE_ALERTS") == "all"
 
 
 class Watch:
@@ -74,7 +79,8 @@ def test_alerts_fire_in_the_troubles_of_the_running_release(
 ) -> None:
     assert set(NOT_PROVOKED) < _alerts()
     try:
-        upgrade(cluster, "--set", "policy.hygiene.stalledAfterSeconds=60")  # of half an hour
+        if PROVOKES_SLOW:
+            upgrade(cluster, "--set", "policy.hygiene.stalledAfterSeconds=60")  # of half an hour
         watch = Watch(scraping(_at_once()))
         wait_for("every part scraped, and no alert", watch.is_silent, seconds=120, every=1)
         _latency_targets(space, watch)
@@ -84,13 +90,15 @@ def test_alerts_fire_in_the_troubles_of_the_running_release(
             for gpu in gpus:
                 watch.fires("GpushareMpsDown", gpu_uuid=gpu, state="Down", severity="critical")
                 watch.fires("GpushareGpuUnhealthy", gpu_uuid=gpu, severity="critical")
-        with without(cluster, "agent"):
-            watch.fires("GpushareAgentSilent", seconds=300, severity="warning")
+        if PROVOKES_SLOW:
+            with without(cluster, "agent"):
+                watch.fires("GpushareAgentSilent", seconds=300, severity="warning")
         with without(cluster, "scheduler"):  # the last: the pods that come instead are not scraped
             watch.fires("GpushareExtenderAway", severity="critical")
-        assert watch.fired == _alerts() - set(NOT_PROVOKED)
+        assert watch.fired == _alerts() - set(NOT_PROVOKED) - (frozenset() if PROVOKES_SLOW else SLOW)
     finally:
-        upgrade(cluster, "--set", "policy.hygiene.stalledAfterSeconds=1800")
+        if PROVOKES_SLOW:
+            upgrade(cluster, "--set", "policy.hygiene.stalledAfterSeconds=1800")
 
 
 def _latency_targets(space: Namespace, watch: Watch) -> None:
@@ -124,10 +132,11 @@ def _pods_and_processes(space: Namespace, watch: Watch) -> None:
     with _outside(of_five):
         watch.fires("GpushareOutsideMps", gpu_uuid=of_five, severity="warning")
     space.delete("five")  # beside one that works, a pod without a profile may as well be slow
-    with _frozen(idles["metadata"]["uid"]):
-        gpu = decided(space.get("idles"))[0]
-        labels = {"namespace": space.name, "pod": "idles", "gpu_uuid": gpu, "severity": "warning"}
-        watch.fires("GpusharePodStalled", seconds=240, **labels)
+    if PROVOKES_SLOW:
+        with _frozen(idles["metadata"]["uid"]):
+            gpu = decided(space.get("idles"))[0]
+            labels = {"namespace": space.name, "pod": "idles", "gpu_uuid": gpu, "severity": "warning"}
+            watch.fires("GpusharePodStalled", seconds=240, **labels)
     space.delete("idles")
 
 

@@ -51,9 +51,9 @@ def stub(path: Path, script: str) -> None:
 
 
 def run_of(
-    tmp_path: Path, programs: str, alone: int, on_cluster: int, computing: int
+    tmp_path: Path, programs: str, alone: int, on_cluster: int, own: int, computing: int
 ) -> subprocess.CompletedProcess[str]:
-    """hack/test whose unit tests, those on the cluster and those that only compute end with these statuses."""
+    """hack/test whose runs (of unit tests, on the cluster, on servers of their own, computing) end with these."""
     (tmp_path / "hack").mkdir()
     shutil.copy(ROOT / "hack" / "test", tmp_path / "hack" / "test")
     stub(tmp_path / "hack" / "cluster", programs)
@@ -64,6 +64,7 @@ def run_of(
 status={on_cluster}
 for word in "$@"; do
     [[ $word != *"not compute"* ]] || status={alone}
+    [[ $word != *"and own_server"* ]] || status={own}
     [[ $word != *"and compute"* ]] || status={computing}
     [[ $word != --junitxml=* ]] || report="${{word#*=}}"
 done
@@ -75,39 +76,43 @@ exit $status""",
 
 
 @pytest.mark.parametrize(
-    ("alone", "on_cluster", "computing", "status"), [(0, 0, 0, 0), (0, 1, 0, 1), (1, 0, 0, 1), (0, 0, 1, 1)]
+    ("alone", "on_cluster", "own", "computing", "status"),
+    [(0, 0, 0, 0, 0), (0, 1, 0, 0, 1), (1, 0, 0, 0, 1), (0, 0, 1, 0, 1), (0, 0, 0, 1, 1)],
 )
 def test_hack_test_hands_the_names_on_and_ends_with_the_number(
-    tmp_path: Path, alone: int, on_cluster: int, computing: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, own: int, computing: int, status: int
 ) -> None:
     programs = 'case "$1" in test-programs) echo "zsh /usr/bin/zsh"; echo "clients /cache/clients";; esac'
-    done = run_of(tmp_path, programs, alone, on_cluster, computing)
+    done = run_of(tmp_path, programs, alone, on_cluster, own, computing)
     assert done.returncode == status, done.stderr
     names = "cluster kubernetes kubectl helm zsh clients"
     told = f"told: {names}"
-    assert done.stdout.splitlines() == [told, told, told, f"hack/test: 51 skipped; there were: {names}"]
+    assert done.stdout.splitlines() == [told] * 4 + [f"hack/test: 68 skipped; there were: {names}"]
 
 
 @pytest.mark.parametrize(
-    ("alone", "on_cluster", "computing", "status"),
+    ("alone", "on_cluster", "own", "computing", "status"),
     [
-        (3, 0, 0, 3),
-        (0, 3, 0, 3),
-        (0, 0, 3, 3),
-        (3, 3, 3, 3),
-        (5, 5, 5, 5),
-        (5, 0, 0, 0),
-        (0, 5, 5, 0),
-        (5, 5, 0, 0),
-        (5, 1, 5, 1),
-        (1, 5, 5, 1),
-        (5, 5, 1, 1),
+        (3, 0, 0, 0, 3),
+        (0, 3, 0, 0, 3),
+        (0, 0, 3, 0, 3),
+        (0, 0, 0, 3, 3),
+        (3, 3, 3, 3, 3),
+        (5, 5, 5, 5, 5),
+        (5, 0, 0, 0, 0),
+        (0, 5, 5, 5, 0),
+        (5, 5, 0, 0, 0),
+        (5, 5, 0, 5, 0),
+        (5, 1, 5, 5, 1),
+        (1, 5, 5, 5, 1),
+        (5, 5, 1, 5, 1),
+        (5, 5, 5, 1, 1),
     ],
 )
 def test_a_run_that_leaves_no_report_still_ends_with_its_own_status(
-    tmp_path: Path, alone: int, on_cluster: int, computing: int, status: int
+    tmp_path: Path, alone: int, on_cluster: int, own: int, computing: int, status: int
 ) -> None:
     """Only a run that was left without tests (5) is no failure, beside one that had some."""
-    done = run_of(tmp_path, "true", alone, on_cluster, computing)
+    done = run_of(tmp_path, "true", alone, on_cluster, own, computing)
     assert done.returncode == status
     assert "hack/test: unknown skipped" in done.stdout
