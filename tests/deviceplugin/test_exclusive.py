@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -197,6 +198,20 @@ def test_before_the_pods_are_known_nothing_is_set_back(node: Node) -> None:
     assert node.round() == [EXCLUSIVE, DEFAULT]
 
 
+def sampler_of(node: Node, **more: Any) -> Sampler:
+    """The agent's sampler on the test's devices and pods."""
+    return Sampler(
+        node.state,
+        lambda: node.devices,
+        Gates(node.directory, node.clock),
+        Measurer(node.state, Signatures(NodeShares())),
+        clock=node.clock,
+        period_seconds=1.0,
+        exclusive=node.exclusive,
+        **more,
+    )
+
+
 async def test_pods_that_become_known_while_the_driver_answers_keep_their_gpu_exclusive(node: Node) -> None:
     """The first rounds after a restart: one of them begins before the API server has listed the pods."""
     node.state.put_pod(make_pod("a", gpu=A))
@@ -209,15 +224,7 @@ async def test_pods_that_become_known_while_the_driver_answers_keep_their_gpu_ex
         node.exclusive.is_ready = True
 
     node.devices.on_list = become_known
-    sampler = Sampler(
-        node.state,
-        lambda: node.devices,
-        Gates(node.directory, node.clock),
-        Measurer(node.state, Signatures(NodeShares())),
-        clock=node.clock,
-        period_seconds=1.0,
-        exclusive=node.exclusive,
-    )
+    sampler = sampler_of(node)
     await sampler.step()
     assert node.devices.compute_mode(A) is EXCLUSIVE
     assert node.exclusive.conditions() == (), "nothing was looked at with these pods"
@@ -243,17 +250,7 @@ async def test_a_sampler_that_failed_samples_again_and_sets_nothing_back(node: N
     def on_failure(_: str) -> None:
         modes.append(node.devices.compute_mode(A))
 
-    sampler = Sampler(
-        node.state,
-        lambda: node.devices,
-        Gates(node.directory, node.clock),
-        Measurer(node.state, Signatures(NodeShares())),
-        clock=node.clock,
-        period_seconds=1.0,
-        exclusive=node.exclusive,
-        on_measure=fail_once,
-        on_round=on_round,
-    )
+    sampler = sampler_of(node, on_measure=fail_once, on_round=on_round)
     running = asyncio.create_task(keep_running("sampler", sampler.run, on_failure, pause_seconds=0.1))
     try:
         await asyncio.wait_for(sampled.wait(), 10.0)
