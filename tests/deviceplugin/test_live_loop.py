@@ -40,7 +40,8 @@ def assert_soon_kept(node: LiveNode, victim: LivePod, promise: float, since: flo
     seconds = kept_after(victim, promise, since)
     assert seconds is not None
     if seconds > KEPT_AGAIN_SECONDS:
-        print(f"kept again after {seconds:.1f} s, by these steps:\n{node.steps()}")
+        ticks = [f"{at - since:.1f} s: {progress}" for at, progress in victim.look() if at >= since]
+        print(f"kept again after {seconds:.1f} s: {ticks}, by these steps:\n{node.steps()}")
     assert seconds <= KEPT_AGAIN_SECONDS or is_busy(), f"kept again after {seconds:.1f} s"
 
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import http.client
+import shutil
 import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -307,6 +309,30 @@ def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, monkeypatch
         assert ask(server, "/healthz", trust=second)[0] == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(server, "/healthz", trust=first)
+
+
+def test_no_handshake_fails_while_certificates_are_renewed(tmp_path):
+    """A certificate taken up before its key, in a context that is in use, failed one in five of these."""
+    pairs = [tmp_path / "one", tmp_path / "two"]
+    for pair in pairs:
+        make_pair(pair)
+    directory = tmp_path / "served"
+    shutil.copytree(pairs[0], directory)
+    certificate = Certificate(directory)
+    renewals = 0
+    with serving(certificate=certificate, healthz=ok) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            lambda: [
+                ssl.get_server_certificate(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS)
+                for _ in range(200)
+            ]
+        )
+        while not asked.done():
+            for name in ("tls.crt", "tls.key"):
+                shutil.copy(pairs[renewals % 2] / name, directory / name)
+            renewals += certificate.reload_if_changed()
+    assert len(set(asked.result())) == 2
+    assert renewals > 20
 
 
 def test_idle_connections_without_a_handshake_keep_nobody_from_an_answer(tmp_path):

@@ -30,7 +30,7 @@ class Certificate:
         ssl.SSLError, OSError: by the constructor, if there is no usable pair.
 
     Attributes:
-        context: for the server; always the same object.
+        context: for the server; always the same object, which gives each handshake the newest pair as a whole.
         is_loaded: there has been a usable pair.
         reloads: how often a new pair was loaded.
         failures: how often loading failed; each state of the files counts once.
@@ -39,7 +39,8 @@ class Certificate:
 
     def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
         self._pair = (directory / "tls.crt", directory / "tls.key")
-        self.context = _new_context()
+        self.context = self._current = _new_context()
+        self.context.sni_callback = self._use_newest  # OpenSSL calls it for clients without a server name too
         self.is_loaded = False
         self.reloads = 0
         self.failures = 0
@@ -63,8 +64,11 @@ class Certificate:
             if stamp == self._seen:
                 return False
             self._seen = stamp
-            self._load(_new_context())  # a wrong key must not reach the live context
-            self._load(self.context)
+            # A context of its own: one in use would have a new certificate without its key for a moment, in which
+            # a handshake fails, and a wrong key must not reach it.
+            context = _new_context()
+            self._load(context)
+            self._current = context
             self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
         except OSError as error:  # includes ssl.SSLError; half-written files are tried again when they change
@@ -74,6 +78,9 @@ class Certificate:
         self.reloads += 1
         _log.info("new certificate taken up")
         return True
+
+    def _use_newest(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._current
 
     def _load(self, context: ssl.SSLContext) -> None:
         for path in self._pair:  # the context's error for a missing or unreadable file does not name it
