@@ -151,7 +151,7 @@ class Node:
         return int(pid)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=SOON) as answer:
             return str(answer.read().decode())
 
 
