@@ -237,10 +237,10 @@ def make_cluster() -> Any:
 
 @pytest.fixture
 async def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
-    """turn(seconds): the event loop's clock moves, and what is due is done."""
+    """turn(seconds): the event loop's clock, which stands still otherwise, moves, and what is due is done."""
     loop = asyncio.get_running_loop()
-    real, offset = loop.time, [0.0]
-    monkeypatch.setattr(loop, "time", lambda: real() + offset[0])
+    began, offset = loop.time(), [0.0]
+    monkeypatch.setattr(loop, "time", lambda: began + offset[0])
 
     async def turned(seconds: float) -> None:
         offset[0] += seconds
