@@ -29,10 +29,10 @@ class StuckApi:
 
 
 def test_a_pod_that_is_not_ended_is_told_removed_by_force_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(["sleep", "60"]) as its, subprocess.Popen(["sleep", "60"]) as anothers:
+    with subprocess.Popen(["sleep", "600"]) as its, subprocess.Popen(["sleep", "600"]) as anothers:
         found = (
-            node.RunningProcess(its.pid, UID, "sleep 60", "sleep"),
-            node.RunningProcess(anothers.pid, UID.replace("1", "2"), "sleep 60", "sleep"),
+            node.RunningProcess(its.pid, UID, "sleep 600", "sleep"),
+            node.RunningProcess(anothers.pid, UID.replace("1", "2"), "sleep 600", "sleep"),
         )
         monkeypatch.setattr(node, "processes", lambda: found)
         monkeypatch.setattr(setting, "GONE_SECONDS", 0.0)
@@ -40,6 +40,6 @@ def test_a_pod_that_is_not_ended_is_told_removed_by_force_and_killed(monkeypatch
         with pytest.warns(UserWarning, match=r"pod chaos-e2e/stays was not ended: .*Running"):
             setting.remove_namespaces(api)  # type: ignore[arg-type]
         assert api.pods == []
-        assert its.wait(timeout=10) == -9
+        assert its.wait(timeout=60) == -9
         assert anothers.poll() is None
         anothers.kill()

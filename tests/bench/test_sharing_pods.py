@@ -540,7 +540,9 @@ def test_what_a_new_cluster_is_told_waits_for_the_operators_first_status_and_is_
         launcher.learn(told)
     assert node.learnt == {}
     node.shares, node.overwritten = [share(TRAINING.program)], 1
-    launcher.learn(told)
+    with monkeypatch.context() as patient:
+        patient.setattr(pods, "PATIENCE_SECONDS", 60.0)
+        launcher.learn(told)
     assert node.shares[0]["status"]["profile"] == signatures[TRAINING.program]
     node.shares, node.overwritten = [share(TRAINING.program)], 99
     with pytest.raises(NotReadyError, match="do not keep their signatures"):

@@ -24,6 +24,13 @@ from gpushare.kube import NAMESPACES
 
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., tuple[int, str, str]]
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the cluster's words longer than a person does: the machine may be busy."""
+    monkeypatch.setattr("gpushare.cli.completion._PATIENCE_SECONDS", PATIENCE_SECONDS)
 
 
 def test_commands_their_commands_and_options() -> None:
@@ -84,8 +91,9 @@ def environment(busy: HttpApiServer, tmp_path: Path) -> dict[str, str]:
     for name, entry in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():
         module, _, function = entry.partition(":")
         source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from {module} import {function}"
+        patient = f"import gpushare.cli.completion as own; own._PATIENCE_SECONDS = {PATIENCE_SECONDS}"
         program = tmp_path / name
-        program.write_text(f"#!{sys.executable}\n{source}; {function}()\n")
+        program.write_text(f"#!{sys.executable}\n{source}; {patient}; {function}()\n")
         program.chmod(0o755)
     return {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",

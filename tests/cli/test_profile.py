@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from fakecluster import check_screen
@@ -17,11 +18,12 @@ GPU = GpuInfo("GPU-a", 0, "NVIDIA H200", 143771, 132)
 
 
 class Played:
-    """Devices that give the scripted samples one after the other."""
+    """Devices that give the scripted samples one after the other; with the last one the file `over` is there."""
 
     def __init__(self, samples: Sequence[GpuSample | DevicesError | None], others: int = 0) -> None:
         self.samples = [None, *samples]
         self.others = others
+        self.over: Path | None = None
 
     def list(self) -> tuple[GpuInfo, ...]:
         return (GPU,)
@@ -34,6 +36,8 @@ class Played:
 
     def sample(self, uuid: str) -> GpuSample | None:
         item = self.samples.pop(0) if self.samples else None
+        if not self.samples and self.over is not None:
+            self.over.touch()
         if isinstance(item, DevicesError):
             raise item
         return item
@@ -44,8 +48,16 @@ class Played:
     def close(self) -> None: ...
 
 
+WAIT = 'while [ ! -e "$0" ]; do sleep 0.01; done'  # a machine may be busy for longer than any fixed time
+
+
 def run(devices: Played, *command: str) -> profile.ProgramProfile:
-    return profile.profile_command(devices, GPU, command or ("sleep", "0.2"), 0.01)
+    """Profile a command; without one, what runs until every sample has been taken."""
+    with TemporaryDirectory() as folder:
+        over = Path(folder) / "over"
+        if not command:
+            devices.over, command = over, ("sh", "-c", WAIT, str(over))
+        return profile.profile_command(devices, GPU, command, 0.01)
 
 
 def test_windows_are_weighted_with_their_length() -> None:
@@ -116,8 +128,10 @@ def test_a_command_that_never_used_the_gpu_says_so(capsys: pytest.CaptureFixture
 
 
 def test_the_command_sees_the_gpu_that_is_sampled_and_its_exit_code_is_kept(tmp_path: Path) -> None:
-    script = f'echo "$CUDA_VISIBLE_DEVICES" > {tmp_path}/seen; sleep 0.2; exit 3'
-    found = run(Played([GpuSample(Counters(), 1.0, 1, None)] * 1000, others=1), "sh", "-c", script)
+    script = f'echo "$CUDA_VISIBLE_DEVICES" > {tmp_path}/seen; {WAIT}; exit 3'
+    devices = Played([GpuSample(Counters(), 1.0, 1, None)], others=1)
+    devices.over = tmp_path / "over"
+    found = run(devices, "sh", "-c", script, str(devices.over))
     assert (found.exit_code, found.is_alone) == (3, False)
     assert (tmp_path / "seen").read_text().strip() == "GPU-a"
 
@@ -128,7 +142,7 @@ def test_trouble_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="before one window was measured"):
         run(Played([]), "true")
     with pytest.raises(UsageError, match="GPU is lost"):
-        run(Played([DevicesError("GPU is lost", retryable=True)] * 100))
+        run(Played([DevicesError("GPU is lost", retryable=True)] * 3))
     with pytest.raises(UsageError, match=r'--gpu "7" is not on this machine; there are: 0 \(GPU-a\)'):
         profile.choose_gpu((GPU,), "7")
 

@@ -22,7 +22,9 @@ from gpushare.core.api import GpuShareStatus, PodPlacement, TenantStatus, Worklo
 from gpushare.kube import GPUSHARES
 from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.freezer import CGROUP_ROOT
+from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.starvation import run_delays
 from gpushare.mps.status import GateState
 from gpushare.runtime.logs import LOG_LEVEL
 from gpushare.twin.gpus import parse_simulated
@@ -64,7 +66,8 @@ class LivePod:
             if not line.endswith("\n"):
                 break
             self._read += 1
-            if found := TICK.search(line):
+            is_tick = not line.rstrip().endswith("stalled")  # which the tenant says where the server sent none
+            if is_tick and (found := TICK.search(line)):
                 self.ticks.append((time.monotonic(), float(found[1])))
         return self.ticks
 
@@ -173,6 +176,15 @@ class LiveNode:
     def events(self, reason: str) -> list[str]:
         """Notes of the events with this reason."""
         return [event["note"] for event in self.api.events if event["reason"] == reason]
+
+    def run_delays(self) -> dict[str, float]:
+        """For how long each thread of the node's processes, this one's among them, has waited for a CPU so far."""
+        mark, delays = str(self.directory).encode(), run_delays(os.getpid())
+        for process in PROC.glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
+                    delays |= run_delays(int(process.name))
+        return delays
 
     def close(self) -> None:
         """End every process, the MPS daemon that outlives its host too, and remove the cgroups."""

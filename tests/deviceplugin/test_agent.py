@@ -151,7 +151,7 @@ class Node:
         return int(pid)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=SOON) as answer:
             return str(answer.read().decode())
 
 
@@ -301,8 +301,10 @@ async def test_it_stops_while_kubelet_watches(node: Node, signals: int) -> None:
             assert await stream.code() is grpc.StatusCode.OK
     written = node.log.read_text()
     assert "registered gpushare.io/share" in written
-    # Our own log lines alone: no traceback of a call that was cancelled, nothing that gRPC's core writes.
-    assert [line for line in written.splitlines() if not re.match(r"[-\d]{10} \S+ INFO gpushare", line)] == []
+    # Our own log lines alone: no traceback of a call that was cancelled, nothing that gRPC's core writes. Kubelet
+    # is this process, which may get no CPU for as long as the agent waits for its list.
+    ours = r"[-\d]{10} \S+ (INFO gpushare|WARNING gpushare\S* kubelet)"
+    assert [line for line in written.splitlines() if not re.match(ours, line)] == []
 
 
 RESIDENT_MIB = 75  # of 110; a real driver's libraries and 16 cores come on top (docs/measurements)

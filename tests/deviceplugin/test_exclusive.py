@@ -253,7 +253,7 @@ async def test_a_sampler_that_failed_samples_again_and_sets_nothing_back(node: N
     sampler = sampler_of(node, on_measure=fail_once, on_round=on_round)
     running = asyncio.create_task(keep_running("sampler", sampler.run, on_failure, pause_seconds=0.1))
     try:
-        await asyncio.wait_for(sampled.wait(), 10.0)
+        await asyncio.wait_for(sampled.wait(), 60.0)
         assert modes == [EXCLUSIVE]
     finally:
         running.cancel()

@@ -23,7 +23,7 @@ async def test_a_part_that_fails_is_counted_told_and_started_again(caplog: pytes
         works.set()
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         kept = tasks.create_task(keep_running("loop", part, errors.append, pause_seconds=0.0))
         await works.wait()
         kept.cancel()
@@ -44,7 +44,7 @@ async def test_a_part_that_returns_is_started_again_and_is_no_error() -> None:
         if runs == 2:
             twice.set()
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         kept = tasks.create_task(keep_running("heap", part, errors.append, pause_seconds=0.0))
         await twice.wait()
         kept.cancel()

@@ -13,6 +13,7 @@ from tests.deviceplugin.live import MEASURED, LiveNode, LivePod, bad_pair, kept_
 
 from gpushare.mps.asks import LEASE_SECONDS
 from gpushare.mps.layout import throttle_reader
+from gpushare.mps.starvation import starved_seconds
 from gpushare.twin.table import table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -33,16 +34,26 @@ async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[LiveNode
 
 PROMISE = 1 / 1.5
 KEPT_AGAIN_SECONDS = 6.0  # from the first second below a promise
+STARVED_SECONDS = 1.0  # as long as one of the loop's windows
 
 
-def assert_soon_kept(node: LiveNode, victim: LivePod, promise: float, since: float) -> None:
+def is_starved(node: LiveNode, before: dict[str, float]) -> bool:
+    """Return whether the machine was too busy since then to hold the node's processes to times."""
+    seconds = starved_seconds(before, node.run_delays())
+    print(f"a thread of the node waited for a CPU for {seconds:.1f} s")
+    return seconds > STARVED_SECONDS or is_busy()
+
+
+def assert_soon_kept(
+    node: LiveNode, victim: LivePod, promise: float, since: float, delays: dict[str, float]
+) -> None:
     """Fail where it took too long until the promise was kept again, unless the machine is too busy."""
     seconds = kept_after(victim, promise, since)
     assert seconds is not None
     if seconds > KEPT_AGAIN_SECONDS:
         ticks = [f"{at - since:.1f} s: {progress}" for at, progress in victim.look() if at >= since]
         print(f"kept again after {seconds:.1f} s: {ticks}, by these steps:\n{node.steps()}")
-    assert seconds <= KEPT_AGAIN_SECONDS or is_busy(), f"kept again after {seconds:.1f} s"
+    assert seconds <= KEPT_AGAIN_SECONDS or is_starved(node, delays), f"kept again after {seconds:.1f} s"
 
 
 async def test_a_bad_neighbour_is_throttled_and_after_a_kill_of_the_agent_again(node: LiveNode) -> None:
@@ -56,10 +67,10 @@ async def test_a_bad_neighbour_is_throttled_and_after_a_kill_of_the_agent_again(
     assert promise == pytest.approx(PROMISE, abs=0.05), (
         "what it draws under its cap says that this costs it little"
     )
-    began = time.monotonic()
+    began, delays = time.monotonic(), node.run_delays()
     node.begin(bad)
     await until("the promise broken and kept", lambda: kept_after(victim, promise, began) is not None)
-    assert_soon_kept(node, victim, promise, began)
+    assert_soon_kept(node, victim, promise, began, delays)
     await until("told of the throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
     await until("events", lambda: node.events("PromiseBroken") and node.events("Throttled"))
 
@@ -86,10 +97,10 @@ async def test_a_promise_that_a_measured_neighbour_broke_is_kept_again(node: Liv
     assert alone == pytest.approx(table().alone(victim.workload, 40), abs=0.01)
     told = node.tenant(victim)
     assert told is not None
-    began = time.monotonic()
+    began, delays = time.monotonic(), node.run_delays()
     node.begin(bad)
     await until("the promise broken and kept", lambda: kept_after(victim, told.promise_ratio, began) is not None)
-    assert_soon_kept(node, victim, told.promise_ratio, began)
+    assert_soon_kept(node, victim, told.promise_ratio, began, delays)
     beside = table().under([victim.workload, bad.workload], [[40, 100]])[0, 0]
     lowest = min(
         progress for at, progress in victim.look() if at > began
@@ -113,7 +124,7 @@ async def test_unknown_workloads_are_read_in_place_and_then_kept_apart(node: Liv
     assert "profiled in place in" in node.log.read_text()
     await until("a throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
     await until("kept", lambda: kept_after(victim, PROMISE, 0.0) is not None)
-    began = time.monotonic()
+    began, delays = time.monotonic(), node.run_delays()
     await until("ten seconds more", lambda: len([1 for at, _ in victim.look() if at > began]) >= 10)
     later = [progress for at, progress in victim.look() if at > began]
-    assert sum(later) / len(later) >= 0.4, "0.15 without a throttle"
+    assert sum(later) / len(later) >= 0.4 or is_starved(node, delays), "0.15 without a throttle"

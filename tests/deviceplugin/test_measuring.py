@@ -404,7 +404,7 @@ class TestSampler:
         for _ in range(steps):
             await asyncio.sleep(0)
         running.cancel()
-        await asyncio.wait([running], timeout=5.0)
+        await asyncio.wait([running], timeout=60.0)
         assert running.cancelled()
 
     async def test_a_gpu_that_vanishes_stays_known_and_unhealthy(

@@ -339,13 +339,13 @@ QUERY = Slo(0.99, 0.05, PrometheusQuery('max(p99{pod="$pod"})'))
 
 async def test_prometheus_is_asked_for_the_pod_in_its_namespace(site: Site) -> None:
     site.text = answer_of([1.0, "0.5"], "scalar").decode()
-    async with SloSources(f"http://127.0.0.1:{site.port}/prefix/") as sources:
+    async with SloSources(f"http://127.0.0.1:{site.port}/prefix/", timeout_seconds=30.0) as sources:
         assert await sources.read(site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)
     [request] = site.requests
     assert request.path == "/prefix/api/v1/query"
     assert request.query["query"] == 'max(p99{pod="web"})'
     assert request.query["namespace"] == "shop"
-    assert request.query["timeout"] == "3s"
+    assert request.query["timeout"] == "30s"
 
 
 async def test_prometheus_that_refuses_is_dead_or_is_not_set(site: Site) -> None:
@@ -368,7 +368,7 @@ async def test_prometheus_that_refuses_is_dead_or_is_not_set(site: Site) -> None
         (refuse, "", SloReason.NO_PROMETHEUS),
     ):
         site.handler = handler
-        async with SloSources(address) as sources:
+        async with SloSources(address, timeout_seconds=30.0) as sources:
             found = await sources.read(site.pod(), QUERY)
         assert isinstance(found, SloTrouble)
         assert found.reason is reason

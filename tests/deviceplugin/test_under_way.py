@@ -227,8 +227,10 @@ async def test_an_allocation_that_does_not_end_is_not_waited_for_without_end(clo
         assert seconds == pytest.approx(LONGEST_WAIT_SECONDS, abs=2 * POLL_SECONDS), name
 
 
-async def test_the_reconciler_lists_only_after_the_plugins_answer(state: NodeState, tmp_path: Path) -> None:
-    under_way = AllocationsUnderWay()
+async def test_the_reconciler_lists_only_after_the_plugins_answer(
+    state: NodeState, clock: Clock, tmp_path: Path
+) -> None:
+    under_way = AllocationsUnderWay(clock)
     listed_with: list[float] = []
 
     class Source:
@@ -243,5 +245,9 @@ async def test_the_reconciler_lists_only_after_the_plugins_answer(state: NodeSta
     )
     await plugin.Allocate(request, None)
     assert under_way.seconds_left() > 0
-    await reconciler.reconcile()
+    reconciling = asyncio.create_task(reconciler.reconcile())
+    await turns()
+    assert listed_with == []
+    clock.now += QUIET_SECONDS
+    await asyncio.wait_for(reconciling, SOON)
     assert listed_with == [0.0]

@@ -199,8 +199,11 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    cluster: ApiWithKubelet, clock: Callable[[], float] = time.monotonic, **changes: Any
+    cluster: ApiWithKubelet, clock: Callable[[], float] | None = None, **changes: Any
 ) -> AsyncIterator[Served]:
+    """Serve an extender for which no time passes but by the test's clock: a machine may be busy for seconds."""
+    began = time.monotonic()
+    clock = clock or (lambda: began)
     extender = Extender(cluster, options(**changes), clock=clock)  # type: ignore[arg-type]
     async with extender.watching(), TestClient(TestServer(extender.verbs.app())) as client:
         while extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
@@ -230,3 +233,18 @@ def serve_cluster() -> Any:
 @pytest.fixture
 def make_cluster() -> Any:
     return ApiWithKubelet
+
+
+@pytest.fixture
+async def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
+    """turn(seconds): the event loop's clock, which stands still otherwise, moves, and what is due is done."""
+    loop = asyncio.get_running_loop()
+    began, offset = loop.time(), [0.0]
+    monkeypatch.setattr(loop, "time", lambda: began + offset[0])
+
+    async def turned(seconds: float) -> None:
+        offset[0] += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    return turned

@@ -9,20 +9,7 @@ from gpushare.core.api import PodView
 from gpushare.extender.fence import Fence
 from gpushare.kube import GPUNODES, PODS, Change
 
-
-@pytest.fixture
-async def turn(monkeypatch):
-    """turn(seconds): the event loop's clock moves, and what is due is done."""
-    loop = asyncio.get_running_loop()
-    real, offset = loop.time, [0.0]
-    monkeypatch.setattr(loop, "time", lambda: real() + offset[0])
-
-    async def turned(seconds):
-        offset[0] += seconds
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    return turned
+SOON = 60.0
 
 
 async def start(fence, uid, node="n", size=25, gpus=("g0",)):
@@ -47,7 +34,7 @@ async def test_only_the_same_size_for_another_gpu_on_the_same_node_waits():
     await asyncio.sleep(0)
     assert not waiting.done()  # "same gpu" is still ahead
     fence.allocated("same gpu")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, SOON)
 
 
 async def test_waiters_for_different_gpus_pass_one_after_the_other():
@@ -55,10 +42,10 @@ async def test_waiters_for_different_gpus_pass_one_after_the_other():
     await fence.enter("a", "n", 25, ("g0",))
     first, second = await start(fence, "b", gpus=("g1",)), await start(fence, "c", gpus=("g2",))
     fence.allocated("a")
-    done, pending = await asyncio.wait([first, second], timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    done, pending = await asyncio.wait([first, second], timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == len(pending) == 1
     fence.allocated("b" if first in done else "c")
-    await asyncio.wait_for(pending.pop(), 1)
+    await asyncio.wait_for(pending.pop(), SOON)
 
 
 async def test_a_pod_that_goes_away_blocks_nobody():
@@ -66,7 +53,7 @@ async def test_a_pod_that_goes_away_blocks_nobody():
     await fence.enter("a", "n", 25, ("g0",))
     waiting = await start(fence, "b", gpus=("g1",))
     fence.gone("a")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, SOON)
 
 
 async def test_the_wait_is_bounded(turn):
@@ -110,7 +97,7 @@ async def test_bind_waits_for_the_allocation_and_other_nodes_do_not(running):
     gpu = cluster.pod("a")["metadata"]["annotations"]["gpushare.io/gpu"]
     next(g for g in node["status"]["gpus"] if g["uuid"] == gpu)["tenants"] = [{"podUid": uid}]
     cluster.put(GPUNODES, node)
-    assert await asyncio.wait_for(second, 5) == ""
+    assert await asyncio.wait_for(second, SOON) == ""
     gpus = {cluster.pod(name)["metadata"]["annotations"]["gpushare.io/gpu"] for name in ("a", "b")}
     assert gpus == {"GPU-n1-0", "GPU-n1-1"}
 
@@ -165,7 +152,7 @@ async def test_equal_pods_asked_for_in_a_row_are_sent_to_different_nodes(running
     assert (await running.filter("b"))["NodeNames"] == ["n2"]
     assert (await running.filter("other"))["NodeNames"] == ["n1"]
     assert (await running.filter("b", ["n1"]))["NodeNames"] == ["n1"]
-    assert await asyncio.wait_for(running.bind("b", "n1"), 5) == ""  # announced pods are avoided, not waited for
+    assert await asyncio.wait_for(running.bind("b", "n1"), SOON) == ""  # announced pods are no blockers
 
 
 def test_an_announcement_ends_by_itself_or_with_its_binding():
@@ -197,7 +184,7 @@ async def test_bind_takes_the_gpu_for_which_the_fence_is_open(running):
     await cluster.settle()
     gpu = cluster.pod("b")["metadata"]["annotations"]["gpushare.io/gpu"]
     assert gpu != first  # beside a; now the emptier of the two
-    assert await asyncio.wait_for(running.bind("c", "n1"), 5) == ""
+    assert await asyncio.wait_for(running.bind("c", "n1"), SOON) == ""
     assert cluster.pod("c")["metadata"]["annotations"]["gpushare.io/gpu"] == gpu
 
 
@@ -213,7 +200,7 @@ async def test_a_bind_that_waits_in_vain_says_for_whom_and_releases(cluster, ser
         while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
             await asyncio.sleep(0)
         await turn(10.1)
-        answer = await asyncio.wait_for(waiting, 5)
+        answer = await asyncio.wait_for(waiting, SOON)
         assert cluster.pod("a")["metadata"]["uid"] in answer
         assert set(running.held()) == {"a"}
 
@@ -232,7 +219,7 @@ async def test_a_restarted_extender_still_fences(cluster, serve_cluster):
             await asyncio.sleep(0)
         assert not waiting.done()
         cluster.allocate("a")
-        assert await asyncio.wait_for(waiting, 5) == ""
+        assert await asyncio.wait_for(waiting, SOON) == ""
 
 
 def allocate_by_gpunode(cluster, node, *uids):

@@ -422,7 +422,7 @@ async def test_an_extender_that_runs_does_it_itself(
         await caps.report()
         caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
         await caps.report(a=0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while caps.cap("a") != "100":  # noqa: ASYNC110 - the cluster's objects have no such event
                 await asyncio.sleep(0.01)
         assert caps.changed == 1

@@ -8,6 +8,8 @@ import pytest
 
 from gpushare.kube import PODS, Change, Reflector
 
+SOON = 60.0
+
 
 def pod(name, version, **extra):
     return {"metadata": {"name": name, "namespace": "n", "resourceVersion": str(version)}, **extra}
@@ -47,13 +49,13 @@ async def reflector(api, server, changes):
 
 @contextlib.asynccontextmanager
 async def next_watch(server):
-    await asyncio.wait_for(server.watch_started.wait(), 5)
+    await asyncio.wait_for(server.watch_started.wait(), SOON)
     server.watch_started.clear()
     yield server.watches[-1]
 
 
 async def take(changes, count):
-    return [await asyncio.wait_for(changes.get(), 5) for _ in range(count)]
+    return [await asyncio.wait_for(changes.get(), SOON) for _ in range(count)]
 
 
 async def test_list_then_watch(reflector, server, changes):
@@ -166,7 +168,7 @@ async def test_a_callback_that_fails_does_not_end_the_watch(api, server, caplog)
     async with Reflector(api, PODS, lambda obj: obj["x"], on_change=on_change, sleep=Pauses()) as reflector:
         async with next_watch(server) as watch:
             watch.put_nowait(event("ADDED", pod("b", 101, x=2)))
-            assert [await asyncio.wait_for(told.get(), 5) for _ in range(2)] == ["n/a", "n/b"]
+            assert [await asyncio.wait_for(told.get(), SOON) for _ in range(2)] == ["n/a", "n/b"]
         assert reflector.bad_objects == 2
 
 

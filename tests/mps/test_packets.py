@@ -8,6 +8,8 @@ import pytest
 
 from gpushare.mps.packets import Channel
 
+from .conftest import PATIENCE
+
 
 async def test_a_closed_channel_leaves_the_next_owner_of_its_descriptor_alone() -> None:
     """Whoever waits on a closed channel wakes later, when its number may be a child's pipe."""
@@ -25,7 +27,7 @@ async def test_a_closed_channel_leaves_the_next_owner_of_its_descriptor_alone() 
         with pytest.raises(ConnectionResetError):
             await waiting
         os.write(target, b"x")
-        await asyncio.wait_for(heard.wait(), 2)
+        await asyncio.wait_for(heard.wait(), PATIENCE)
     finally:
         asyncio.get_running_loop().remove_reader(reader)
         for descriptor in {source, target, reader}:

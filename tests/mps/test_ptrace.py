@@ -18,7 +18,7 @@ from gpushare.mps import ptrace
 from gpushare.mps.identity import is_alive
 from gpushare.mps.ptrace import MOST_THREADS, HeldThreads
 
-from .conftest import until
+from .conftest import state_of, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="ptrace of another process needs root")
 
@@ -94,7 +94,9 @@ def test_all_threads_but_cudas_own_are_held_and_go_on_afterwards(tmp_path, progr
     programs.append(program := Program(tmp_path / "page", "sleeps"))
     threads = HeldThreads(program.pid)
     threads.hold(30)
-    assert program.going() == [False, False, True]
+    before = program.counts()
+    until(lambda: program.counts()[2] > before[2] + 50, "CUDA's thread goes on")
+    assert program.counts()[:2] == before[:2]
     threads.release()
     until(lambda: all(program.going()), "all go on")
 
@@ -210,6 +212,30 @@ def test_many_threads_are_held_as_long_as_there_is_time_and_let_go(crowd, monkey
     assert 0 < traced_of(pid) < 300
     until(threads.release, "every thread is let go")
     assert traced_of(pid) == 0
+
+
+def test_who_gets_no_cpu_between_a_look_and_its_deadline_looks_again(crowd, monkeypatch):
+    """Before: threads that had stopped meanwhile were let go, and the client was killed without the server."""
+    pid, now = crowd(3), [0.0]
+    waitpid = os.waitpid
+
+    def starved(thread: int, options: int) -> tuple[int, int]:
+        if now[0]:
+            return waitpid(thread, options)
+        now[0] = 100.0
+        return 0, 0
+
+    def stopped(_: float) -> None:
+        threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        until(lambda: all(state_of(thread) == "t" for thread in threads), "stopped")
+
+    threads = HeldThreads(pid)
+    with monkeypatch.context() as patched:
+        patched.setattr(ptrace, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=stopped))
+        patched.setattr(os, "waitpid", starved)
+        threads.hold(0.5)
+    assert traced_of(pid) == 3
+    until(threads.release, "every thread is let go")
 
 
 def test_hundreds_of_threads_are_held(crowd):

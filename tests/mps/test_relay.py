@@ -19,7 +19,9 @@ from gpushare.mps.packets import (
     Channel,
     read_packet,
 )
-from gpushare.mps.relay import NotDeliveredError, Passed, relay
+from gpushare.mps.relay import ANSWER_SECONDS, NotDeliveredError, Passed, relay
+
+from .conftest import eventually
 
 
 class Daemon:
@@ -171,7 +173,6 @@ async def test_the_gate_sends_the_credentials_of_a_client_whose_answer_comes_too
     short_path, client, monkeypatch
 ):
     """Before: the server's socket was closed as it came, and the server waited for that client for ever."""
-    monkeypatch.setattr("gpushare.mps.relay.ANSWER_SECONDS", 0.2)
     server, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.settimeout(60)
     asked_too_long = threading.Event()
@@ -187,8 +188,13 @@ async def test_the_gate_sends_the_credentials_of_a_client_whose_answer_comes_too
                 socket.send_fds(connection, [DESCRIPTOR], [handed.fileno()])
 
     daemon, (channel, tenant) = LateDaemon(short_path / "control"), client
+    relaying = asyncio.create_task(relay(channel, daemon.path))
+    await eventually(lambda: len(daemon.heard) == 2, "the daemon is asked")
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + ANSWER_SECONDS)
     with pytest.raises(MpsError, match="did not answer"):
-        await relay(channel, daemon.path)
+        await relaying
     asked_too_long.set()
     assert await asyncio.to_thread(server.recv, 100) == CREDENTIALS
     tenant.setblocking(False)

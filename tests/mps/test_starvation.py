@@ -10,8 +10,10 @@ import pytest
 
 from gpushare.mps.starvation import run_delays, starved_seconds
 
-SPIN = "while True: pass"
-SLEEP = "import time; time.sleep(1000)"
+from .conftest import state_of, until
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SLEEP = "import time; print(flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
@@ -19,16 +21,19 @@ def on_one_cpu() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     cpu = {min(os.sched_getaffinity(0))}
     made: dict[str, subprocess.Popen[bytes]] = {}
     for name, program in (("spins", SPIN), ("spins too", SPIN), ("sleeps", SLEEP)):
-        made[name] = subprocess.Popen([sys.executable, "-c", program])
+        made[name] = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         os.sched_setaffinity(made[name].pid, cpu)
     yield made
     for each in made.values():
         each.kill()
-        each.wait()
+        each.communicate()
 
 
 def test_who_could_run_and_had_no_cpu_was_starved(on_one_cpu: dict[str, subprocess.Popen[bytes]]) -> None:
-    time.sleep(0.5)  # until they have started
+    for each in on_one_cpu.values():
+        assert each.stdout is not None
+        assert each.stdout.readline() == b"\n", "it has started"
+    until(lambda: state_of(on_one_cpu["sleeps"].pid) == "S", "it sleeps")
     before = {name: run_delays(each.pid) for name, each in on_one_cpu.items()}
     time.sleep(2.0)
     starved = {name: starved_seconds(before[name], run_delays(each.pid)) for name, each in on_one_cpu.items()}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,18 @@ print("ready", flush=True)
 while True:
     time.sleep(0.001)
 """
+
+
+class PatientThreads(HeldThreads):
+    """Waits for a thread that gets no CPU for a while."""
+
+    def hold(self, timeout_seconds: float = 60.0) -> None:
+        super().hold(timeout_seconds)
+
+
+def patient(ask: Callable[[int, float], None]) -> Terminator:
+    """Return one whose own limits do not pass, however busy the machine is."""
+    return Terminator(ask, hold=PatientThreads, clock=lambda: 0.0)
 
 
 def tracer_of(pid: int) -> int:
@@ -82,7 +94,7 @@ def test_a_client_is_asked_while_it_is_held_and_killed_then(clients):
         seen.append((pid, tracer_of(pid), states["cuda-EvtHandlr"]))
 
     client = clients[0]
-    steps = ended(Endings(terminate=Terminator(ask)), client.pid, start_ticks_of(client.pid), drain_seconds=600)
+    steps = ended(Endings(terminate=patient(ask)), client.pid, start_ticks_of(client.pid), drain_seconds=600)
     assert steps == [EndingStep.STOPPED, EndingStep.DRAINS, EndingStep.KILLED, EndingStep.GONE], (
         "10 min were not over"
     )
@@ -98,7 +110,7 @@ def test_one_that_the_server_does_not_end_is_stopped_again_let_go_and_killed_in_
 
     client = clients[0]
     ticks = start_ticks_of(client.pid)
-    endings = Endings(terminate=(terminate := Terminator(ask)))
+    endings = Endings(terminate=(terminate := patient(ask)))
     assert endings.end(client.pid, ticks, drain_seconds=600) is EndingStep.STOPPED
     until(lambda: is_stopped(client.pid), "stopped")
     until(lambda: terminate(client.pid, ticks) is Termination.FAILED, "failed")
@@ -112,7 +124,7 @@ def test_one_that_does_not_answer_is_let_go_after_a_second(clients, caplog):
     never = threading.Event()
     client = clients[0]
     ticks = start_ticks_of(client.pid)
-    terminate = Terminator(lambda _pid, _seconds: never.wait(300) and None)
+    terminate = patient(lambda _pid, _seconds: never.wait(300) and None)
     os.kill(client.pid, signal.SIGSTOP)
     until(lambda: terminate(client.pid, ticks) is Termination.FAILED, "failed")
     until(lambda: tracer_of(client.pid) == 0 and is_stopped(client.pid), "let go, stopped")
@@ -136,7 +148,8 @@ def test_who_may_not_be_traced_is_killed_after_its_time_and_it_is_said_once(clie
     assert caplog.text.count("may not trace") == 1
 
 
-def test_of_two_that_end_together_none_is_killed_before_both_are_terminated(clients):
+def test_of_two_that_end_together_none_is_killed_before_both_are_terminated(clients, monkeypatch):
+    monkeypatch.setattr("gpushare.mps.terminating.ANSWER_SECONDS", 300.0)
     first, second = ((client.pid, start_ticks_of(client.pid)) for client in clients)
     go_on, asked = threading.Event(), []
 
@@ -146,7 +159,7 @@ def test_of_two_that_end_together_none_is_killed_before_both_are_terminated(clie
             go_on.wait(300)
 
     now = [0.0]
-    terminate = Terminator(ask, clock=lambda: now[0])
+    terminate = Terminator(ask, hold=PatientThreads, clock=lambda: now[0])
     for pid, _ in (first, second):
         os.kill(pid, signal.SIGSTOP)
     for client in (first, second):
@@ -221,7 +234,7 @@ def test_endings_go_on_without_a_start_time_or_a_terminator(clients):
 
 def test_a_flood_of_looks_asks_once(clients):
     asked: list[int] = []
-    terminate = Terminator(lambda pid, _seconds: asked.append(pid))
+    terminate = patient(lambda pid, _seconds: asked.append(pid))
     ticks = start_ticks_of(clients[0].pid)
     assert ticks is not None
     os.kill(clients[0].pid, signal.SIGSTOP)

@@ -29,12 +29,13 @@ from gpushare.runtime.http import (
 )
 
 PATIENCE_SECONDS = 60.0
+PATIENT = HttpLimits(request_seconds=10 * PATIENCE_SECONDS, answer_seconds=10 * PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
 def serving(limits=None, token=None, certificate=None, **routes):
     paths = {f"/{name}": route for name, route in routes.items()}
-    server = MetricsServer(paths, 0, "127.0.0.1", limits, token=token, certificate=certificate)
+    server = MetricsServer(paths, 0, "127.0.0.1", limits or PATIENT, token=token, certificate=certificate)
     server.start()
     try:
         yield server
@@ -57,6 +58,16 @@ def ask(server, path, method="GET", headers=None, trust=None):
     connection.request(method, path, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read()
+
+
+def answered(server, path, trust=None):
+    """Ask until there is an answer: a busy machine's client may be later than the server's limit allows."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return ask(server, path, trust=trust)
+        except OSError:
+            assert time.monotonic() < deadline, "never answered"
 
 
 def connect(server):
@@ -129,7 +140,7 @@ def test_a_request_that_does_not_arrive_ends_its_connection(sent):
     with serving(HttpLimits(request_seconds=0.2), healthz=ok) as server, connect(server) as connection:
         connection.sendall(sent)
         assert is_closed(connection)
-        assert ask(server, "/healthz") == (200, b"ok\n")
+        assert answered(server, "/healthz") == (200, b"ok\n")
 
 
 def test_an_answer_that_is_not_taken_ends_its_connection():
@@ -356,7 +367,7 @@ def test_a_handshake_that_does_not_come_ends_its_connection(tmp_path, sent):
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(64):
                 pass  # an alert may come first
-        assert ask(server, "/healthz", trust=trust)[0] == 200
+        assert answered(server, "/healthz", trust)[0] == 200
 
 
 def test_without_a_good_pair_nobody_is_answered_and_then_everybody_is(tmp_path, monkeypatch):

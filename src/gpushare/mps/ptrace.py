@@ -107,6 +107,7 @@ class HeldThreads:
     def _waited(self, thread: int, deadline: float) -> bool:
         """Wait until a thread stops; return False if it has ended instead."""
         while True:
+            is_late = time.monotonic() > deadline  # before the look: we may get no CPU for a while after it
             try:
                 found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
             except ChildProcessError:
@@ -116,7 +117,7 @@ class HeldThreads:
                     return True
                 self._forget(thread)
                 return False
-            if time.monotonic() > deadline:
+            if is_late:
                 raise TimeoutError(f"thread {thread} of process {self.pid} does not stop")
             time.sleep(_PAUSE_SECONDS)
 
