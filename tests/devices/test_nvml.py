@@ -16,7 +16,7 @@ from tests.devices.contract import check_compute_mode, check_contract
 from gpushare.core.gpu import ComputeMode, DevicesError, Health
 from gpushare.devices.clock import CALM_READINGS, MOVING_SECONDS, ClockRounds, SmClock
 from gpushare.devices.gpm import METRICS, counters_of
-from gpushare.devices.nvml import MIG_SECONDS, REOPEN_SECONDS, NvmlDevices
+from gpushare.devices.nvml import GRAPHICS_SECONDS, MIG_SECONDS, REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "nvml" / "gpm-h200-580.json").read_text())
@@ -266,6 +266,26 @@ def test_a_process_of_graphics_is_seen_and_one_that_computes_too_is_listed_once(
         (20, 40, False),
         (21, None, False),
     ]
+
+
+def test_processes_of_graphics_are_listed_in_every_second_round_and_the_others_in_each(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
+    def pids() -> list[int]:
+        return [p.pid for p in devices.processes(UUID)]
+
+    assert pids() == [11, 10, 12]
+    driver.graphics = [(20, 40 * MIB)]
+    driver.processes = [*driver.processes, (13, MIB)]
+    clock.sleep(1)
+    assert pids() == [11, 10, 12, 13]
+    clock.sleep(1)
+    assert pids() == [11, 10, 12, 13, 20]
+    driver.graphics = []
+    clock.sleep(GRAPHICS_SECONDS - 0.1)
+    assert 20 in pids()
+    clock.sleep(0.1)
+    assert pids() == [11, 10, 12, 13]
 
 
 @pytest.mark.parametrize("lacks", ["function", "support"])

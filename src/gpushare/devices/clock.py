@@ -18,7 +18,7 @@ from typing import Any, Final
 import pynvml
 
 MOVING_SECONDS: Final = 0.12  # between two readings of a clock that changed lately; one reading takes 0.05 ms
-CALM_READINGS: Final = 2  # readings of changing clocks for each reading of constant ones: 4.2 a second
+CALM_READINGS: Final = 4  # readings of changing clocks for each reading of constant ones: 2.1 a second
 _LATELY_SECONDS: Final = 5.0
 # A GPU's clock fluctuates by steps of 15 MHz; a tenant that is stopped and continued changes it by 100 MHz and
 # more.

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
 REOPEN_SECONDS: Final = 60.0
+GRAPHICS_SECONDS: Final = 1.5  # between two lists of the processes that draw: in every second round of a second
 MIG_SECONDS: Final = 10.0  # between two questions: a change needs a reset of the GPU, and an answer takes 0.5 ms
 _SERVER_NAME: Final = "nvidia-cuda-mps-server"
 # CUDA cores of one SM by compute capability (CUDA programming guide, table of arithmetic throughput).
@@ -63,6 +64,7 @@ class NvmlDevices:
         self._stills: dict[str, Standstill] = {}
         self._logged: set[str] = set()
         self._splits: dict[str, tuple[float, bool]] = {}  # whether MIG is on, and when the driver said so
+        self._graphics: dict[str, tuple[float, Sequence[Any]]] = {}  # processes that draw, and when they were listed
         self._lost_at: float | None = None
         self._polls_clock = polls_clock
         self._polling: ClockPolling | None = None
@@ -130,6 +132,7 @@ class NvmlDevices:
             self._sampled_at.clear()
             self._readings.clear()
             self._splits.clear()
+            self._graphics.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
 
@@ -248,13 +251,16 @@ class NvmlDevices:
         return GpmWindow(uuid, handle)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Return the processes with a context; one that is not an MPS client runs outside MPS (facts.md 19)."""
+        """Return the processes with a context; one that is not an MPS client runs outside MPS (facts.md 19).
+
+        Those that only draw are up to GRAPHICS_SECONDS old.
+        """
         handle = self._handle(uuid)
         with driver_errors(f"processes of GPU {uuid} cannot be read"):
             # By their versions: the plain names hide from callers that a driver lacks them.
             clients = {p.pid: p for p in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
             everyone = {p.pid: p for p in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
-            drawing = {p.pid: p for p in _graphics_processes(handle)}
+            drawing = {p.pid: p for p in self._drawing(uuid, handle)}
         outside = [p for p in everyone.values() if p.pid not in clients]
         graphics = [p for p in drawing.values() if p.pid not in clients and p.pid not in everyone]
         return (
@@ -262,6 +268,14 @@ class NvmlDevices:
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), False, _is_named_server(p.pid)) for p in outside),
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=False, is_graphics=True) for p in graphics),
         )
+
+    def _drawing(self, uuid: str, handle: Any) -> Sequence[Any]:
+        now = self._clock()
+        listed_at, drawing = self._graphics.get(uuid, (-math.inf, ()))
+        if now - listed_at >= GRAPHICS_SECONDS:
+            drawing = _graphics_processes(handle)
+            self._graphics[uuid] = now, drawing
+        return drawing
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         """Return the GPU's compute mode.
