@@ -553,3 +553,17 @@ def test_an_oom_kill_says_how_often_neighbours_fell_and_begins_the_next_round_wi
     monkeypatch.setattr(sys.modules["livecluster"], "time", clock)
     with pytest.raises(sys.modules["livecluster"].NotYet, match="an event of two"):
         suite.trouble.oom_killed(Swelling(harmful={0}, told=False))
+
+
+def test_the_suite_needs_no_package_of_python_since_a_gpu_machine_may_have_none() -> None:
+    asked = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+runpy.run_path(sys.argv[1] + "/chart_suite.py")  # imports everything
+from livereads import LiveReads
+assert LiveReads("no-kubeconfig").get(["pods"]) is None, "kubectl is asked"
+"""
+    done = subprocess.run(  # without site-packages, and without PYTHONPATH
+        [sys.executable, "-S", "-E", "-c", asked, str(GPU_TESTS)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-1000:]

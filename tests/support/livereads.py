@@ -7,9 +7,14 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
-from kubernetes import config
-from kubernetes.config import ConfigException
-from urllib3.exceptions import HTTPError
+try:
+    from kubernetes import config
+    from kubernetes.config import ConfigException
+    from urllib3.exceptions import HTTPError
+except ModuleNotFoundError:  # a GPU machine has kubectl and no packages of Python (tests/gpu/README.md)
+    HAS_PACKAGES = False
+else:
+    HAS_PACKAGES = True
 
 Json = dict[str, Any]
 _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -69,7 +74,10 @@ def parsed(arguments: Sequence[str]) -> Read | None:
 
 
 class LiveReads:
-    """Answers as `kubectl get -o json` and `kubectl logs` do; None for all that is not an answer."""
+    """Answers as `kubectl get -o json` and `kubectl logs` do; None for all that is not an answer.
+
+    Without the package kubernetes nothing is.
+    """
 
     def __init__(self, kubeconfig: str) -> None:
         self._kubeconfig = kubeconfig
@@ -138,6 +146,8 @@ class LiveReads:
                 self._served |= {alias: served, f"{alias}.{group}": served}
 
     def _ask(self, path: str, accept: str = "application/json") -> bytes | None:
+        if not HAS_PACKAGES:
+            return None
         try:
             answer = self._client.rest_client.pool_manager.request(
                 "GET",
