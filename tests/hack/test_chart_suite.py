@@ -555,15 +555,27 @@ def test_an_oom_kill_says_how_often_neighbours_fell_and_begins_the_next_round_wi
         suite.trouble.oom_killed(Swelling(harmful={0}, told=False))
 
 
-def test_the_suite_needs_no_package_of_python_since_a_gpu_machine_may_have_none() -> None:
+def test_the_suite_needs_no_package_of_python_since_a_gpu_machine_may_have_none(tmp_path: Path) -> None:
     asked = """
 import runpy, sys
 sys.path.insert(0, sys.argv[1])
 runpy.run_path(sys.argv[1] + "/chart_suite.py")  # imports everything
-from livereads import LiveReads
-assert LiveReads("no-kubeconfig").get(["pods"]) is None, "kubectl is asked"
+from livecluster import Cluster, Namespace
+space = Namespace(Cluster("there", "/bin/echo", "existing"), "image")
+space.name = "here"
+assert space.log("a") == "--kubeconfig=there -n here logs a\\n", "kubectl is asked"
+assert space.log("a", tail=9) == "--kubeconfig=there -n here logs a --tail=9\\n"
+space.cluster.program = sys.argv[2]
+assert space.cluster.get("pods") == {"items": []}
 """
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho '{\"items\": []}'\n")
+    kubectl.chmod(0o755)
     done = subprocess.run(  # without site-packages, and without PYTHONPATH
-        [sys.executable, "-S", "-E", "-c", asked, str(GPU_TESTS)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-E", "-c", asked, str(GPU_TESTS), str(kubectl)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr[-1000:]

@@ -333,9 +333,11 @@ class Namespace:
             raise NotYet(f"{late}\n{self.told()}") from None
 
     def log(self, name: str, *arguments: str, tail: int | None = None) -> str:
-        if not arguments:
-            return self.cluster.reads.log(self.name, name, tail=tail) or ""
-        return self.cluster.try_kubectl("-n", self.name, "logs", name, *arguments).out
+        found = None if arguments else self.cluster.reads.log(self.name, name, tail=tail)
+        if found is None:
+            wanted = (*arguments, *([] if tail is None else [f"--tail={tail}"]))
+            found = self.cluster.try_kubectl("-n", self.name, "logs", name, *wanted).out
+        return found
 
     def figures(self, name: str, *, seconds: float = 40) -> dict[str, str]:
         """The newest line of the tenant's log that has a rate, as names and values."""
