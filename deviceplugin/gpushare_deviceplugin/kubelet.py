@@ -21,7 +21,10 @@ from gpushare_deviceplugin.state import NodeState
 _log = logging.getLogger(__name__)
 
 LIST_SECONDS: Final = 5.0
-PERIOD_SECONDS: Final = 10.0
+PERIOD_SECONDS: Final = 10.0  # while lists differ, fail, lack what was allocated, or a correction fails
+# Once two lists are the same. A call every ten seconds keeps gRPC's threads awake, for a tenth of the agent's CPU
+# time (docs/measurements/agent-h200.md); an Allocate leads to lists at once.
+CALM_SECONDS: Final = 30.0
 FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
 
 
@@ -184,28 +187,38 @@ class AllocationReconciler:
         self._correct = correct
         self._poked = asyncio.Event()
         self._counted: set[tuple[str, tuple[str, ...]]] = set()
-        self._failing = False
+        self._failing = self._uncorrected = False
 
     def poke(self) -> None:
         """Reconcile soon and often after an Allocate call, until its pod is known."""
         self._poked.set()
 
     async def run(self) -> None:
-        """Reconcile until cancelled, at once after an allocation and every ten seconds."""
+        """Reconcile until cancelled: at once after an allocation, and every PERIOD_SECONDS or CALM_SECONDS."""
+        is_awaited = False  # an allocation that no list has shown yet
         while True:
-            await self.reconcile()
+            has_changed = await self._has_changed()
+            is_awaited = is_awaited and not has_changed
+            is_calm = not (has_changed or is_awaited or self._failing or self._uncorrected)
             try:  # not wait_for: before Python 3.12 it can swallow a cancellation
-                async with asyncio.timeout(PERIOD_SECONDS):
+                async with asyncio.timeout(CALM_SECONDS if is_calm else PERIOD_SECONDS):
                     await self._poked.wait()
             except TimeoutError:
                 continue
             self._poked.clear()
+            is_awaited = True
             for delay in FAST_POLLS_SECONDS:
                 await asyncio.sleep(delay)
-                before = self._state.allocations
-                await self.reconcile()
-                if self._state.allocations != before and not self._poked.is_set():
-                    break
+                if await self._has_changed():
+                    is_awaited = False
+                    if not self._poked.is_set():
+                        break
+
+    async def _has_changed(self) -> bool:
+        """Run one round; return whether the allocations are others than before."""
+        before = self._state.allocations
+        await self.reconcile()
+        return self._state.allocations != before
 
     async def reconcile(self) -> None:
         """Run one round; log a problem once until it is over, and count it."""
@@ -218,7 +231,7 @@ class AllocationReconciler:
                 _log.warning("kubelet's PodResources does not answer, allocations stay as last known: %s", error)
             self._failing = True
             return
-        self._failing = False
+        self._failing = self._uncorrected = False
         live = {pod.key: pod for pod in self._state.pods.values() if not pod.is_over}
         self._state.set_allocations({live[key].uid: shares for key, shares in by_key.items() if key in live})
         for key, shares in by_key.items():
@@ -246,3 +259,5 @@ class AllocationReconciler:
         corrected = replace(decision, gpu_uuids=actual)
         if await self._correct(pod, corrected):
             self._state.put_pod(replace(pod, decision=corrected))
+        else:
+            self._uncorrected = True

@@ -9,19 +9,25 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.deviceplugin.fakes import GPU_A, Clock
+from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
+from gpushare.core.api import Decision
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
 from gpushare_deviceplugin.kubelet import (
+    CALM_SECONDS,
     CHECKPOINT,
+    FAST_POLLS_SECONDS,
     LONGEST_WAIT_SECONDS,
+    PERIOD_SECONDS,
     POLL_SECONDS,
     QUIET_SECONDS,
     AllocationReconciler,
     AllocationsUnderWay,
+    PodResourcesError,
 )
 from gpushare_deviceplugin.plugin import DevicePlugin
+from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.state import NodeState
 
 IDS = frozenset(device_ids(GPU_A))
@@ -251,3 +257,88 @@ async def test_the_reconciler_lists_only_after_the_plugins_answer(
     clock.now += QUIET_SECONDS
     await asyncio.wait_for(reconciling, SOON)
     assert listed_with == [0.0]
+
+
+async def test_the_reconciler_lists_rarely_once_lists_are_the_same_and_nothing_is_awaited(
+    state: NodeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.put_pod(make_pod("a", gpu=GPU_A))
+    state.put_pod(make_pod("b", gpu=GPU_A))
+    listed: dict[str, dict[str, int]] = {}
+    waits: list[float] = []
+    may_correct = [True]
+
+    class Source:
+        is_away = False
+
+        async def list(self) -> dict[str, dict[str, int]]:
+            if self.is_away:
+                raise PodResourcesError("away")
+            return dict(listed)
+
+    class Waited:
+        """Instead of asyncio.timeout: the wait for an allocation is over at once, in vain unless one was told."""
+
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        async def __aenter__(self) -> None:
+            waits.append(self.seconds)
+            reconciler_waits.set()
+            await goes_on.wait()
+            goes_on.clear()
+            if not is_poked.is_set():
+                raise TimeoutError
+            is_poked.clear()
+
+        async def __aexit__(self, *_: object) -> None:
+            return None
+
+    async def correct(pod: ManagedPod, decision: Decision) -> bool:
+        return may_correct[0]
+
+    async def no_time(_: float) -> None:
+        polls.append(1)
+
+    async def next_wait(*, poke: bool = False) -> float:
+        """Let the present wait end, by an allocation or not; return how long the next one would last."""
+        if poke:
+            is_poked.set()
+            reconciler.poke()
+        reconciler_waits.clear()
+        goes_on.set()
+        await reconciler_waits.wait()
+        return waits[-1]
+
+    reconciler_waits, goes_on, is_poked, polls = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[int]()
+    source = Source()
+    reconciler = AllocationReconciler(state, source, correct)
+    monkeypatch.setattr("gpushare_deviceplugin.kubelet.asyncio.timeout", Waited)
+    monkeypatch.setattr("gpushare_deviceplugin.kubelet.asyncio.sleep", no_time)
+    running = asyncio.create_task(reconciler.run())
+    await reconciler_waits.wait()
+    assert waits == [PERIOD_SECONDS], "the first list is news"
+    assert await next_wait() == CALM_SECONDS
+
+    assert await next_wait(poke=True) == PERIOD_SECONDS, "what was allocated is not listed yet"
+    assert len(polls) == len(FAST_POLLS_SECONDS)
+    assert await next_wait() == PERIOD_SECONDS
+    listed["shop/a"] = {GPU_A: 25}
+    assert await next_wait() == PERIOD_SECONDS
+    assert await next_wait() == CALM_SECONDS
+
+    listed["shop/b"] = {GPU_A: 25}
+    assert await next_wait(poke=True) == CALM_SECONDS, "seen by the first list after the allocation"
+    assert len(polls) == len(FAST_POLLS_SECONDS) + 1
+
+    source.is_away = True
+    assert await next_wait() == PERIOD_SECONDS
+    source.is_away = False
+    assert await next_wait() == CALM_SECONDS
+
+    may_correct[0], listed["shop/b"] = False, {GPU_B: 25}
+    assert [await next_wait(), await next_wait()] == [PERIOD_SECONDS, PERIOD_SECONDS], "not corrected yet"
+    may_correct[0] = True
+    assert await next_wait() == CALM_SECONDS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
