@@ -23,7 +23,6 @@ from devcluster.progress import Failed, run, say, step
 from devcluster.settings import KUBERNETES_VERSION, REPOSITORY, SCHEDULER_IMAGE, containerd_major
 
 MIB = 1 << 20
-TRANSFER_MIB = 64.0  # often the limit of one transfer: one part and the checkout
 SLACK_BYTES = MIB // 4  # bundle.json, folders, and the few lines that the checkout grows by until it is carried
 OWN_LAYERS = 2  # the image's last layers, dependencies and code: they travel byte for byte
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -42,11 +41,11 @@ NEEDLESS = re.compile(
 )
 
 
-def make(out: Path, transfer_mib: float = TRANSFER_MIB) -> None:
+def make(out: Path, transfer_mib: float | None = None) -> None:
     """Make both parts; what did not change since the last time is taken from the cache.
 
     Args:
-        transfer_mib: what the machine takes in at once, one part and the checkout.
+        transfer_mib: what the machine takes in at once, one part and the checkout; None: anything.
     """
     with step("making the bundle"):
         facts, made = {}, {}
@@ -54,7 +53,9 @@ def make(out: Path, transfer_mib: float = TRANSFER_MIB) -> None:
             facts[part], made[part] = told, _compressed(unpacked)
         checkout = checkout_bytes(REPOSITORY, out)
         sizes = {part: {name: piece.stat().st_size for name, piece in made[part].items()} for part in made}
-        moved = pieces_to_move(sizes["cluster"], sizes["gpushare"], checkout, int(transfer_mib * MIB))
+        moved: tuple[str, ...] = ()
+        if transfer_mib is not None:
+            moved = pieces_to_move(sizes["cluster"], sizes["gpushare"], checkout, int(transfer_mib * MIB))
         if moved:
             say(f"beside the checkout, gpushare's part has no room for {', '.join(moved)}: the cluster's takes it")
         made["cluster"] |= {name: made["gpushare"].pop(name) for name in moved}
