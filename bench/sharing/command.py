@@ -10,6 +10,7 @@ DIR keeps what was measured; `run` continues where the last one stopped, and end
 """
 
 import argparse
+import math
 import signal
 import statistics
 import sys
@@ -28,7 +29,7 @@ from gpushare.core.admission import Defaults
 from gpushare.sim.job_trace import format_jobs
 from gpushare.sim.jobs import Job
 
-_TRACE = ("jobs", "least_seconds", "most_seconds", "load", "seed")
+_TRACE = ("jobs", "least_seconds", "most_seconds", "load", "seed", "share_ratio")
 
 
 def main(arguments: list[str]) -> None:
@@ -67,6 +68,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
     parser.add_argument("--most-seconds", type=float, default=standard.most_seconds)
     parser.add_argument("--load", type=float, default=standard.load)
+    parser.add_argument(
+        "--share-ratio",
+        type=float,
+        default=standard.share_ratio,
+        help="factor on the shares that jobs ask for",
+    )
     parser.add_argument("--seed", type=int, default=standard.seed)
     read = parser.parse_args(arguments)
     if read.what == "report":
@@ -162,10 +169,12 @@ def plan(trace: TraceSettings, settings: SessionSettings, launcher: str) -> str:
 def _trace_of(records: Records, read: argparse.Namespace, arguments: list[str]) -> TraceSettings:
     """Return the trace that the directory began with; other wishes are refused."""
     asked = TraceSettings(**{name: getattr(read, name) for name in _TRACE})
+    if not 0 < asked.share_ratio < math.inf:
+        sys.exit("--share-ratio is a factor above 0, as 0.5 for half of the share")
     first = records.first("settings")
     if first is None:
         return asked
-    kept = TraceSettings(**{name: first[name] for name in _TRACE})
+    kept = TraceSettings(**{name: first.get(name, getattr(TraceSettings(), name)) for name in _TRACE})
     given = [name for name in _TRACE if any(each.startswith(f"--{name.replace('_', '-')}") for each in arguments)]
     if any(getattr(asked, name) != getattr(kept, name) for name in given):
         sys.exit(f"{records.path} was begun with {kept}: take another directory for other jobs")

@@ -31,6 +31,7 @@ class TraceSettings:
     Attributes:
         least_seconds, most_seconds: of a job alone on the GPU; log-uniform between them.
         load: work offered until the last arrival, alone on the GPU one after the other, over that time.
+        share_ratio: factor on the drawn shares, and so on what is promised.
     """
 
     jobs: int = 40
@@ -38,6 +39,7 @@ class TraceSettings:
     most_seconds: float = 12.0
     load: float = 2.5
     seed: int = 1
+    share_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +129,16 @@ def draw(settings: TraceSettings) -> list[TraceJob]:
             if fraction == "auto"
             else round(100 * float(fraction))
         )
+        share = min(100, max(LEAST_SHARE, round(share * settings.share_ratio)))
         jobs.append(
             TraceJob(
                 number,
                 program,
                 float(arrivals[number]),
                 float(seconds[number]),
-                max(LEAST_SHARE, share),
+                share,
                 job_class,
-                promised_progress(known, max(LEAST_SHARE, share), most),
+                promised_progress(known, share, most),
             )
         )
     return jobs

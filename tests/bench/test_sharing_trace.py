@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.sharing.command import main
 from bench.sharing.deciding import Decider
 from bench.sharing.joblog import story
 from bench.sharing.launching import Order
@@ -56,6 +57,25 @@ def test_jobs_ask_for_what_their_memory_costs_at_least_and_are_promised_somethin
     assert all(each.is_serving for each in latency)
     work, last = sum(each.seconds for each in jobs), jobs[-1].arrives
     assert work / last == pytest.approx(settings.load, rel=1e-3)
+
+
+def test_the_same_jobs_may_ask_for_less_and_are_promised_less() -> None:
+    usual, half = draw(TraceSettings()), draw(TraceSettings(share_ratio=0.5))
+    assert [(each.program, each.arrives, each.seconds) for each in half] == [
+        (each.program, each.arrives, each.seconds) for each in usual
+    ]
+    assert [each.share_percent for each in half] == [
+        max(LEAST_SHARE, round(0.5 * each.share_percent)) for each in usual
+    ]
+    assert all(less.promise <= more.promise for less, more in zip(half, usual, strict=True))
+    assert sum(each.promise for each in half) < 0.9 * sum(each.promise for each in usual)
+    assert max(each.share_percent for each in draw(TraceSettings(share_ratio=9.0))) == 100
+
+
+@pytest.mark.parametrize("ratio", ["0", "-1", "nan", "inf"])
+def test_a_share_ratio_that_is_none_is_refused_in_a_sentence(tmp_path: Path, ratio: str) -> None:
+    with pytest.raises(SystemExit, match="factor above 0"):
+        main(["plan", str(tmp_path), "--share-ratio", ratio])
 
 
 def test_one_at_a_time_and_nobody_overtakes() -> None:
