@@ -64,7 +64,7 @@ class NvmlDevices:
         self._stills: dict[str, Standstill] = {}
         self._logged: set[str] = set()
         self._splits: dict[str, tuple[float, bool]] = {}  # whether MIG is on, and when the driver said so
-        self._graphics: dict[str, tuple[float, Sequence[Any]]] = {}  # processes that draw, and when they were listed
+        self._graphics: dict[str, tuple[float, Sequence[Any]]] = {}  # who draws, and when they were listed
         self._lost_at: float | None = None
         self._polls_clock = polls_clock
         self._polling: ClockPolling | None = None
