@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("", "src", "operator", "deviceplugin")]
+sys.path[:0] = [str(ROOT / part) for part in ("", "src", "operator", "deviceplugin", "tests/support")]
 
 import grpc
 from aiohttp import web

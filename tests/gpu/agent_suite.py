@@ -39,6 +39,7 @@ from agent_bench import (
 from limit import time_limit
 from progress import Law, Processes, Side, dataset_lines, run_progress
 from summary import agent_lines, profile_lines, progress_lines
+from threadtimes import each_second, thread_times
 
 from gpushare.core.api import to_json
 from gpushare.core.gpu import Counters
@@ -220,7 +221,7 @@ def _watch(
     for _ in range(4):
         time.sleep(WARM_SECONDS / 4)
         remember()
-    started, cpu = time.monotonic(), cpu_seconds(node.pid)
+    started, cpu, looked = time.monotonic(), cpu_seconds(node.pid), thread_times([node.pid])
     counted = {program: rate_file(work / program) for program in TENANTS}
     inferred: dict[str, list[float]] = {}
     result: dict[str, Any] = {
@@ -237,6 +238,7 @@ def _watch(
         result |= {
             "minutes": seconds / 60,
             "cpu_percent_of_one_core": 100 * (cpu_seconds(node.pid) - cpu) / seconds,
+            "thread_times": each_second(looked, thread_times([node.pid]), seconds),
             "resident_mib_max": max(row["Rss"] for row in memory),
             "memory": memory,
         }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chart_bench import ChartBench, Details, Failed, Json, NotHere, must
 from livecluster import NotYet, wait_for
+from threadtimes import each_second, thread_times
 
 BACK_BAR = 5.0  # seconds until the GPU serves again after a fault or restart
 KEPT_BAR = 10.0  # seconds until a broken promise is kept again
@@ -353,15 +354,17 @@ def agent_cost(bench: ChartBench) -> Details:
     (agent, *_) = bench.part("agent")
     group = _cgroup(agent["metadata"]["uid"])
     time.sleep(SETTLE_SECONDS)
-    used, began = _cpu(group), time.monotonic()
+    used, began, looked = _cpu(group), time.monotonic(), thread_times(_pids(group))
     time.sleep(20)
-    share = (_cpu(group) - used) / (time.monotonic() - began)
+    seconds = time.monotonic() - began
+    share, threads = (_cpu(group) - used) / seconds, each_second(looked, thread_times(_pids(group)), seconds)
     mib = _working_set_mib(group)
     must(share < 10 * CPU_BAR, f"the agent takes {100 * share:.1f}% of a core")
     must(mib <= 2 * MEMORY_BAR_MIB, f"the agent takes {mib:.0f} MiB")
     return {
         "cpu_percent_of_a_core": round(100 * share, 2),
         "memory_mib": round(mib, 1),
+        "threads": {name: {"ms": row["ms"], "switches": row["switches"]} for name, row in threads.items()},
         "met": share < CPU_BAR and mib <= MEMORY_BAR_MIB,
     }
 
@@ -373,6 +376,11 @@ def _cgroup(uid: str) -> Path:
     if not found:
         raise NotHere("no cgroup v2 of the agent's pod on this machine")
     return found[0]
+
+
+def _pids(group: Path) -> list[int]:
+    """Processes of a pod's containers."""
+    return [int(pid) for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
 
 
 def _working_set_mib(group: Path) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PIPES = ("fp16", "fp32", "fp64", "int8", "integer", "dram")
+THREADS = 6  # of one name whose own times are shown, the dearest
 MAPPINGS = 12
 MEMORY_SECONDS = 60.0  # between two rows of the agent's memory
 
@@ -59,6 +60,13 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
         lines += [
             f"| {name} | {n:.0f} | {rss} | {anon} |" for name, n, rss, anon in agent.get("mappings", [])[:MAPPINGS]
         ]
+        if agent.get("thread_times"):
+            lines += ["", "| threads | ms of a core, a second | wake-ups a second | each |", "|---|---|---|---|"]
+            lines += [
+                f"| {len(row['each_ms'])} {name} | {row['ms']} | {row['switches']} | "
+                f"{', '.join(map(str, row['each_ms'][:THREADS]))} |"
+                for name, row in agent["thread_times"].items()
+            ]
         if agent.get("threads"):
             lines += ["", "Threads: " + ", ".join(f"{n} {name}" for name, n in agent["threads"].items()) + "."]
         lines += ["", f"Modules loaded beside the standard library: {', '.join(agent.get('modules', []))}."]
