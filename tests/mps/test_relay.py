@@ -163,6 +163,26 @@ async def test_a_client_that_is_gone_is_no_trouble_of_the_daemons(short_path, cl
     assert await relay(channel, daemon.path) is Passed.LEFT
 
 
+async def test_a_client_without_a_cpu_has_so_much_longer_for_its_message(short_path, client):
+    """Before: one that got none for two seconds counted as gone, though it answered next."""
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+    waited = [0.0, 60.0]  # for a CPU, when the descriptor was handed over and when the patience had ended
+    answering = threading.Timer(0.5, lambda: tenant.send(ACKNOWLEDGED))
+    answering.start()
+    passed = await relay(channel, daemon.path, 0.05, starved_seconds=lambda: waited.pop(0))
+    answering.join()
+    assert (passed, waited) == (Passed.SERVED, [])
+    assert await asyncio.to_thread(daemon.ended) == [(ACKNOWLEDGED, 0)]
+
+
+@pytest.mark.parametrize("waited", [[3.0, 3.0], [3.0, 3.04], [0.0, 0.1, 0.2, 0.2]])
+async def test_a_client_that_had_a_cpu_and_says_nothing_has_left(short_path, client, waited):
+    daemon, (channel, _) = Daemon(short_path / "control"), client
+    assert await relay(channel, daemon.path, 0.05, starved_seconds=lambda: waited.pop(0)) is Passed.LEFT
+    assert waited == []
+    assert await asyncio.to_thread(daemon.ended) == []
+
+
 async def test_no_daemon_is_worth_a_retry(short_path, client):
     with pytest.raises(MpsError, match="cannot connect") as error:
         await relay(client[0], short_path / "nothing")

@@ -110,6 +110,11 @@ class _Turn:
             each.close()
         self.handovers.clear()
 
+    @property
+    def starved_seconds(self) -> float:
+        """Return how long its process has waited for a CPU since its turn began, at most MAX_STARVED_SECONDS."""
+        return min(MAX_STARVED_SECONDS, starved_seconds(self.delays, run_delays(self.process[0])))
+
     def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
         """Return whether the turn must end if others wait: its time is over, and it made no progress just now.
 
@@ -473,8 +478,7 @@ class Gate:
         allowance, now = self._allowance(turn), self._clock()
         if not turn.is_spent(now, allowance) or allowance <= LEAST_TURN_SECONDS:
             return turn.is_spent(now, allowance)  # a pod that wasted its allowance gets no extra time
-        starved = starved_seconds(turn.delays, run_delays(turn.process[0]))
-        return turn.is_spent(now, allowance, min(starved, MAX_STARVED_SECONDS))
+        return turn.is_spent(now, allowance, turn.starved_seconds)
 
     def _allowance(self, turn: _Turn) -> float:
         return self._accounts.allowance_seconds(turn.pod_uid, self._clock())
@@ -488,7 +492,8 @@ class Gate:
         if self._has_fault():  # the keeper looks once a second; a client that it connected until then would fail
             self._put_back(connection)
             raise MpsError("the server has logged a fault", retryable=True)
-        patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
+        allowance, began = self._allowance(turn), self._clock()
+        is_excused = allowance > LEAST_TURN_SECONDS
 
         async def keep(descriptor: int) -> Handover | None:
             if (handover := await Handover.of(descriptor)) is not None:
@@ -496,7 +501,13 @@ class Gate:
             return handover
 
         try:
-            outcome = await relay(connection.channel, self._control.program.socket, patience, keep)
+            outcome = await relay(
+                connection.channel,
+                self._control.program.socket,
+                min(ACKNOWLEDGE_SECONDS, allowance),
+                keep,
+                lambda: turn.starved_seconds if is_excused else 0.0,
+            )
         except MpsError:
             self._put_back(connection)
             raise

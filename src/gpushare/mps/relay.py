@@ -33,6 +33,7 @@ from gpushare.mps.store import PASSING_ERRORS
 ANSWER_SECONDS: Final = 12.0  # the daemon itself drops a silent connection after 10 s (docs/facts.md 14)
 # A client answers the server's descriptor at once; a client that stalls blocks the daemon.
 ACKNOWLEDGE_SECONDS: Final = 2.0
+_LEAST_STARVED_SECONDS: Final = 0.05  # less waiting for a CPU does not explain a client's silence
 LATE_SECONDS: Final = 120.0  # longest wait for a daemon's late answer
 
 logger = logging.getLogger(__name__)
@@ -59,12 +60,14 @@ async def relay(
     daemon: Path,
     patience_seconds: float = ACKNOWLEDGE_SECONDS,
     keep: Callable[[int], Awaitable[Handover | None]] | None = None,
+    starved_seconds: Callable[[], float] = lambda: 0.0,
 ) -> Passed:
     """Connect a client to the daemon. If this raises, the client has received nothing and can be held.
 
     Args:
         patience_seconds: how long the client may take for its message.
         keep: called with the server's descriptor before the client gets it; returns the copies to keep.
+        starved_seconds: time for which the client had no CPU so far; it may take so much longer.
 
     Raises:
         MpsError: the daemon went away, did not answer in time, or answered something else.
@@ -88,7 +91,7 @@ async def relay(
             return Passed.LEFT
         finally:
             close_all(answer.descriptors)
-        return await _acknowledge(client, upstream, patience_seconds)
+        return await _acknowledge(client, upstream, patience_seconds, starved_seconds)
     finally:
         upstream.close()
 
@@ -148,13 +151,24 @@ async def _deliver(client: Channel, answer: Packet) -> None:
         raise BlockingIOError(errno.EAGAIN, "the client reads nothing") from None
 
 
-async def _acknowledge(client: Channel, upstream: Channel, patience_seconds: float) -> Passed:
+async def _acknowledge(
+    client: Channel, upstream: Channel, patience_seconds: float, starved_seconds: Callable[[], float]
+) -> Passed:
     """Pass the client's one message on; anything else is dropped."""
+    already = starved_seconds()
+    reading = asyncio.ensure_future(client.receive())
     try:
-        async with asyncio.timeout(patience_seconds):
-            word = await client.receive()
-    except (TimeoutError, OSError):
+        waits, added = patience_seconds, 0.0
+        while not (await asyncio.wait({reading}, timeout=waits))[0]:
+            waits = starved_seconds() - already - added
+            if waits < _LEAST_STARVED_SECONDS:
+                return Passed.LEFT
+            added += waits
+        word = reading.result()
+    except OSError:
         return Passed.LEFT
+    finally:
+        reading.cancel()
     if not word.says(ACKNOWLEDGED):
         if word.data:
             logger.info("a client answered the server's descriptor with %s", word.data[:12].hex())
