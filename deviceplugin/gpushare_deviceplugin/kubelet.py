@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 LIST_SECONDS: Final = 5.0
 PERIOD_SECONDS: Final = 10.0  # while lists differ, fail, lack what was allocated, or a correction fails
-# Once two lists are the same. A call every ten seconds keeps gRPC's threads awake, for a tenth of the agent's CPU
-# time (docs/measurements/agent-h200.md); an Allocate leads to lists at once.
+# Once two lists are the same. Each call wakes gRPC's threads up for long (docs/measurements/agent-h200.md); an
+# Allocate leads to lists at once.
 CALM_SECONDS: Final = 30.0
 FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
 

@@ -167,11 +167,14 @@ async def test_a_client_without_a_cpu_has_so_much_longer_for_its_message(short_p
     """Before: one that got none for two seconds counted as gone, though it answered next."""
     daemon, (channel, tenant) = Daemon(short_path / "control"), client
     waited = [0.0, 60.0]  # for a CPU, when the descriptor was handed over and when the patience had ended
-    answering = threading.Timer(0.5, lambda: tenant.send(ACKNOWLEDGED))
-    answering.start()
-    passed = await relay(channel, daemon.path, 0.05, starved_seconds=lambda: waited.pop(0))
-    answering.join()
-    assert (passed, waited) == (Passed.SERVED, [])
+
+    def starved_seconds() -> float:
+        if len(waited) == 1:
+            tenant.send(ACKNOWLEDGED)
+        return waited.pop(0)
+
+    assert await relay(channel, daemon.path, 0.05, starved_seconds=starved_seconds) is Passed.SERVED
+    assert waited == []
     assert await asyncio.to_thread(daemon.ended) == [(ACKNOWLEDGED, 0)]
 
 
