@@ -83,7 +83,7 @@ class Allowance:
 
 def broken(picture: Picture, expected: Sequence[ExpectedPods], allowance: Allowance) -> list[Violation]:
     """Return every rule that does not hold at this moment; what depends on the API server waits for it."""
-    found = list(_clients(picture.gpus))
+    found = list(_clients(picture))
     if picture.pods is None:
         return found
     pods = picture.pods
@@ -150,13 +150,13 @@ def _came_at_once(one: PodSeen, other: PodSeen) -> bool:
     return abs(one.admitted_at - other.admitted_at) <= DEVICE_RACE_SECONDS
 
 
-def _clients(gpus: Sequence[GpuSeen]) -> Iterable[Violation]:
-    for gpu in gpus:
+def _clients(picture: Picture) -> Iterable[Violation]:
+    for gpu in picture.gpus:
         alive = sum(client.is_alive for client in gpu.clients)
         if alive > CLIENTS_PER_GPU:
             yield Violation(Rule.CLIENTS, f"{alive} clients on {gpu.uuid}")
-    for uid, uuids in clients_by_pod(gpus).items():
-        if len(uuids) > 1:
+    for uid, uuids in clients_by_pod(picture.gpus).items():
+        if len(uuids) > 1 and uid not in picture.own:
             yield Violation(Rule.TWICE, f"pod {uid} has clients on {', '.join(sorted(uuids))}")
 
 

@@ -116,6 +116,13 @@ def test_a_pod_with_clients_on_two_gpus() -> None:
     assert Rule.TWICE in rules(with_clients(client("a", 0), gpu=1))
 
 
+def test_the_pod_that_tests_mps_is_a_client_of_every_gpu() -> None:
+    tests = with_clients(replace(client("a", 0), pod_uid="mps"), gpu=0)
+    both = replace(tests, gpus=(tests.gpus[0], with_clients(replace(client("a", 0), pod_uid="mps"), gpu=1).gpus[1]))
+    assert Rule.TWICE in rules(both)
+    assert Rule.TWICE not in rules(replace(both, own=frozenset({"mps"})))
+
+
 def test_two_pods_of_one_name() -> None:
     assert rules(with_pod(replace(pod("d", 1, memory_mib=10), name="load/a"))) == [Rule.TWICE]
 
