@@ -118,7 +118,9 @@ def test_a_pod_with_clients_on_two_gpus() -> None:
 
 def test_the_pod_that_tests_mps_is_a_client_of_every_gpu() -> None:
     tests = with_clients(replace(client("a", 0), pod_uid="mps"), gpu=0)
-    both = replace(tests, gpus=(tests.gpus[0], with_clients(replace(client("a", 0), pod_uid="mps"), gpu=1).gpus[1]))
+    both = replace(
+        tests, gpus=(tests.gpus[0], with_clients(replace(client("a", 0), pod_uid="mps"), gpu=1).gpus[1])
+    )
     assert Rule.TWICE in rules(both)
     assert Rule.TWICE not in rules(replace(both, own=frozenset({"mps"})))
 

@@ -34,8 +34,9 @@ from gpushare.core.interference.profile import (
 )
 
 COVERAGE: Final = 0.9
-# Error of a lone tenant's progress under a cap, from interpolating a measured cap curve (docs/interference.md).
-_ALONE_ERROR: Final = 0.05
+# Error of a lone tenant's progress under a cap, from interpolating a measured cap curve, relative to that progress
+# (docs/measurements/interference.md).
+_ALONE_ERROR: Final = 0.1
 _MOST_PROGRESS: Final = 1.1
 _ERRORS_IN_BOUND: Final = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
 _FULL: Final = 1.001  # the whole GPU, with tolerance for rounding
@@ -133,8 +134,9 @@ class InterferenceModel:
     """A fitted model: standardisation, an ensemble of the law's parameters, intervals and provenance.
 
     Attributes:
-        errors: lower and upper bound of measured minus predicted progress, by `Lacking`, caps apart or not, set
-            size and stratum of kept progress; see `errors_shape`.
+        errors: lower and upper bound of measured minus predicted progress, relative to the progress alone under
+            the cap (docs/adr/0207), by `Lacking`, caps apart or not, set size and stratum of kept progress; see
+            `errors_shape`.
         fill: estimates the standardised features that a profile lacks.
         baselines: coefficients of the linear models that are reported for comparison.
         widening: factor on the intervals, for a GPU that the model was not fitted on.
@@ -180,7 +182,8 @@ class InterferenceModel:
             part = slice(begin, begin + _AT_ONCE)
             each = [network.stretch(member, rows[:, part], present[:, part]) for member in table.pressures]
             kept[:, part] = sum(each) / len(each)
-        progress = kept.T * table.alone[rows].T
+        alone = table.alone[rows].T
+        progress = kept.T * alone
         sizes = stands.sum(axis=1)
         strata = np.searchsorted(_EDGES, kept.T, side="right")
         lacks = np.bitwise_or.reduce(np.where(stands, table.lacks[rows.T], 0), axis=1)
@@ -188,6 +191,7 @@ class InterferenceModel:
         place = np.clip(sizes, SIZES[0], SIZES[-1]) - SIZES[0]
         bounds = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
         bounds[sizes == 1] = (-_ALONE_ERROR, _ALONE_ERROR)
+        bounds = bounds * alone[:, :, None]
         if table.learned is not None:
             progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], stands)
         lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
