@@ -82,7 +82,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class IntervalCount:
-    """Where the measured progress of tenants lies that make about as much alone under their caps.
+    """Measured progress relative to the interval, for tenants that make about as much alone under their caps.
 
     Attributes:
         above, to: limits of the progress alone. n: tenants.
