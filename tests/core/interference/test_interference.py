@@ -421,6 +421,17 @@ def test_intervals_are_relative_to_the_progress_alone():
     assert narrow.upper - narrow.lower < 0.7 * (wide.upper - wide.lower)
 
 
+def test_a_lone_tenants_interval_says_how_its_cap_is_known():
+    measured = profile(0.9, curve={50: 0.6})
+    seen = dataclasses.replace(measured, capped={50: Counters(sm_util=0.45)})
+    model = default_model()
+    for one, cap, width in ((seen, 50, 0.1), (measured, 50, 0.3), (measured, 100, 0.1)):
+        [forecast] = model.predict([(one, cap)])
+        assert forecast.progress - forecast.lower == pytest.approx(width * cap_progress(one, cap / 100))
+        pair = model.predict([(one, cap)] * 2)
+        assert pair[0].progress < forecast.progress, "lone tenants and pairs do not disturb each other in one call"
+
+
 def test_as_few_tenants_fall_below_their_bound_however_little_they_make_alone():
     """Of the model's own dataset: no test of its errors, but of where their bounds lie."""
     sets = sets_of(parse((files("gpushare.data") / H200_COLOCATION).read_text().splitlines()))
