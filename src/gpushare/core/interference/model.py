@@ -35,8 +35,8 @@ from gpushare.core.interference.profile import (
 )
 
 COVERAGE: Final = 0.9
-# Error of a lone tenant's progress under a cap, relative to that progress: from interpolating a measured cap curve,
-# and from the law for counters with all threads (docs/adr/0207).
+# Error of a lone tenant's progress under a cap, relative to that progress: interpolated on a measured curve, and
+# by the law for counters with all threads (docs/adr/0207).
 _ALONE_ERROR: Final = 0.1
 _ALONE_ERROR_BY_LAW: Final = 0.3
 _MOST_PROGRESS: Final = 1.1
