@@ -141,14 +141,14 @@ ACTS: Final = (
         seconds=120,
     ),
     Act(
-        "train asks for 39% of a GPU, recommend for 30%.",
+        "train asks for 40% of a GPU, recommend for 25%.",
         _are_packed,
         "two pods on one GPU that keep their promises",
         applies="packed.yaml",
         seconds=120,
     ),
     Act(
-        "etl comes and asks for 30%. Nothing is known of it, and there is just enough room beside them.",
+        "etl comes and asks for 35%. Nothing is known of it, and that is exactly what is left beside them.",
         _is_beside(ETL),
         "etl on the same GPU",
         applies="etl.yaml",

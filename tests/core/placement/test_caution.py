@@ -86,17 +86,6 @@ def test_the_newcomers_own_promise_counts_too():
     assert cluster.ask(50, known("latency-probe", 5.0), JobClass.LATENCY)[0].nodes == ["n0"]
 
 
-@pytest.mark.parametrize("percent", [5, 10, 20])
-def test_small_shares_of_one_program_fit_beside_each_other(percent):
-    """Their caps keep their SMs apart: eight tenths of a GPU hold eight tenths of a GPU's pods."""
-    solo = Profile(WORKLOADS["montecarlo-fp32"].solo, cap_curve={percent: percent / 100})
-    small = KnownWorkload("small", H200, 1.5, solo)
-    cluster = Cluster(1)
-    for number in range(80 // percent):
-        assert cluster.ask(percent, small)[0].nodes == ["n0"], f"{number} of them fill {number * percent}%"
-        cluster.put(f"p{number}", percent, small, "g0.0")
-
-
 def test_throttling_can_keep_promises_but_nobody_of_class_latency_is_stopped():
     names = sorted(WORKLOADS)
     for job_class in JobClass:
