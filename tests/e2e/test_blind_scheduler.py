@@ -10,7 +10,6 @@ from waiting import idle
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 OUTAGES = 3
-SHARE = "0.3"  # two of one program fit on a GPU by its intervals, which small shares do not (2026-11-27)
 AWAY_SECONDS = 4.0
 # 25 s of patience, or 40 since the restart before, and kubelet's back-off; without it up to 102 s were measured
 BOUND_SECONDS = 75.0
@@ -34,13 +33,14 @@ def test_pods_are_served_soon_after_outages_in_a_row(space: Namespace, cluster: 
     if cluster.backend != "local":
         pytest.skip("the API server can be killed in the local backend alone")
     took = []
-    space.create(space.tenant("runs", SHARE))
+    space.create(space.tenant("runs", "0.1"))
     space.running("runs")
     for number in range(OUTAGES):
         outage(cluster)
         name = f"after-{number}"
         began = time.monotonic()
-        space.create(idle(space, name, SHARE))  # it starts nothing, so that no promise stands against the next one
+        # It starts nothing and is of a program of which nothing is known: no promise stands against it or the next one.
+        space.create(idle(space, name, "0.1", workload="starts-nothing"))
         space.bound(name, seconds=90)
         took.append(time.monotonic() - began)
         time.sleep(max(0.0, 25.0 - took[-1]))
