@@ -39,7 +39,7 @@ def test_pods_are_served_soon_after_outages_in_a_row(space: Namespace, cluster: 
         outage(cluster)
         name = f"after-{number}"
         began = time.monotonic()
-        # It starts nothing and is of a program of which nothing is known: no promise stands against it or the next one.
+        # It starts nothing, and nothing is known of its program: no promise stands against it or the next one.
         space.create(idle(space, name, "0.1", workload="starts-nothing"))
         space.bound(name, seconds=90)
         took.append(time.monotonic() - began)
