@@ -156,7 +156,7 @@ def _clients(picture: Picture) -> Iterable[Violation]:
         if alive > CLIENTS_PER_GPU:
             yield Violation(Rule.CLIENTS, f"{alive} clients on {gpu.uuid}")
     for uid, uuids in clients_by_pod(picture.gpus).items():
-        if len(uuids) > 1 and uid not in picture.own:
+        if len(uuids) > 1 and uid not in picture.mps_hosts:
             yield Violation(Rule.TWICE, f"pod {uid} has clients on {', '.join(sorted(uuids))}")
 
 

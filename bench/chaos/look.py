@@ -52,8 +52,8 @@ class Eye:
         unready += missing_roles(named, found, 0 if Component.MPS in self.excused else len(gpus))
         now = time.time()
         known = self._known_to_kubelet() if any(is_slow(pod, now) for pod in (pods or {}).values()) else None
-        own = frozenset(self.parts)
-        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready), now, known, own)
+        hosts = frozenset(uid for uid, part in self.parts.items() if part is Component.MPS)
+        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready), now, known, hosts)
 
     def _known_to_kubelet(self) -> frozenset[str] | None:
         """Return the uids of the pods that the kubelets have seen, admitted or not; None if one does not tell."""

@@ -87,7 +87,7 @@ class Picture:
         unready: our parts, nodes and components that are not ready, each with a reason.
         taken_at: Unix time.
         kubelet_has: uids of the pods that kubelet knows, asked only where a pod was bound long ago; None: unknown.
-        own: uids of gpushare's own pods, one of which tests MPS on every GPU of its node.
+        mps_hosts: uids of gpushare's MPS pods, each of which tests MPS on every GPU of its node.
     """
 
     pods: Mapping[str, PodSeen] | None
@@ -98,7 +98,7 @@ class Picture:
     unready: tuple[str, ...] = ()
     taken_at: float = 0.0
     kubelet_has: frozenset[str] | None = None
-    own: frozenset[str] = frozenset()
+    mps_hosts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,12 +117,10 @@ def test_a_pod_with_clients_on_two_gpus() -> None:
 
 
 def test_the_pod_that_tests_mps_is_a_client_of_every_gpu() -> None:
-    tests = with_clients(replace(client("a", 0), pod_uid="mps"), gpu=0)
-    both = replace(
-        tests, gpus=(tests.gpus[0], with_clients(replace(client("a", 0), pod_uid="mps"), gpu=1).gpus[1])
-    )
+    tester = replace(client("a", 0), pod_uid="mps")
+    both = replace(SOUND, gpus=(with_clients(tester, gpu=0).gpus[0], with_clients(tester, gpu=1).gpus[1]))
     assert Rule.TWICE in rules(both)
-    assert Rule.TWICE not in rules(replace(both, own=frozenset({"mps"})))
+    assert Rule.TWICE not in rules(replace(both, mps_hosts=frozenset({"mps"})))
 
 
 def test_two_pods_of_one_name() -> None:
