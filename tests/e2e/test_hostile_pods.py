@@ -18,7 +18,6 @@ from tests.e2e.test_upgrade import upgrade
 from tests.e2e.test_views import metrics
 from troubles import says, words
 
-from gpushare.mps.host import BACKLOG
 from gpushare.twin.mps.server import OUTSIDE_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -81,6 +80,11 @@ class Stage:
             lambda: next((line for line in self.space.log(name).splitlines() if text in line), None),
             seconds=seconds,
         )
+
+    def is_within_its_bound(self, name: str) -> bool:
+        """Return whether the connections that it last said to have open are no more than a pod may have."""
+        opened, closed = map(int, re.findall(r"(\d+) opened, (\d+) of them closed", self.space.log(name))[-1])
+        return opened > MOST_OPEN_OF_A_POD >= opened - closed
 
     def told(self, name: str, text: str, *, seconds: float = 120) -> str:
         """Wait for an event of the pod with this text."""
@@ -278,12 +282,8 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
 
 def test_very_many_open_connections_are_lost_by_the_process_that_has_them(stage: Stage) -> None:
     stage.start(stage.hostile("many", "many"))
-    found = re.search(r"(\d+) opened, (\d+) of them closed", stage.says("many", "of them closed"))
-    assert found is not None
-    opened, closed = int(found[1]), int(found[2])
-    assert closed > 0
-    # One more than the backlog may wait in the kernel until the gate accepts them.
-    assert opened - closed <= MOST_OPEN_OF_A_POD + BACKLOG + 1
+    stage.says("many", "of them closed")
+    wait_for("no more open than a pod may have", lambda: stage.is_within_its_bound("many"), seconds=60)
     stage.newcomer("beside-many")
     spoke = [line for line in stage.space.log("many").splitlines() if "the one that spoke is" in line]
     assert len(spoke) > 1
@@ -299,13 +299,7 @@ def test_many_processes_with_few_connections_each_fill_no_gate(stage: Stage, clu
     many["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
     stage.start(many)
     stage.says("many-processes", "of them closed", seconds=240)
-
-    def is_within_its_bound() -> bool:
-        found = re.findall(r"(\d+) opened, (\d+) of them closed", stage.space.log("many-processes"))
-        opened, closed = map(int, found[-1])
-        return opened > MOST_OPEN_OF_A_POD >= opened - closed
-
-    wait_for("no more open than a pod may have", is_within_its_bound, seconds=60)
+    wait_for("no more open than a pod may have", lambda: stage.is_within_its_bound("many-processes"), seconds=60)
     for number in range(2):
         stage.newcomer(f"beside-many-processes-{number}", usual)
     wait_for(
