@@ -33,7 +33,8 @@ APART_SECONDS: Final = 3.0  # between two readings on a GPU
 FIRST_SECONDS: Final = 2.0  # age of a process before its first reading
 PATIENT_READINGS: Final = 8  # without a result; after these, a workload is read only rarely
 PATIENT_SECONDS: Final = 120.0
-QUIET_SECONDS: Final = 10.0  # after a tenant change, before a known workload is read: the loop acts first
+# After a tenant change, a new profile or a reading, before a known workload is read: the loop acts first.
+QUIET_SECONDS: Final = 10.0
 PATIENT_BROKEN_SECONDS: Final = 30.0  # further wait of such a reading while a promise is broken
 LOOK_SECONDS: Final = 0.5
 CALM_LOOK_SECONDS: Final = 1.0  # while no unknown workload is to be read; a known one waits for 10 s and more
@@ -60,13 +61,14 @@ class _PastReadings:
     """A GPU's readings of the last minute, and by pod when it was read.
 
     Attributes:
-        active, active_since: the pods with clients, and since when the set is unchanged.
+        active: the pods with clients.
+        quiet_since: since when the set is unchanged and none of its workloads became known.
         stops: of each reading, when it ended, how many seconds it took, and the pods that it stopped.
         is_any_unknown: whether one of them is to be read as soon as may be, as its workload is unknown.
     """
 
     active: frozenset[str] = frozenset()
-    active_since: float = 0.0
+    quiet_since: float = 0.0
     stops: list[tuple[float, float, tuple[str, ...]]] = field(default_factory=list)
     read_at: dict[str, list[float]] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
@@ -182,7 +184,7 @@ class Readings:
         record.since = {pod.uid: record.since.get(pod.uid, now) for pod in active}
         record.read_at = {uid: at for uid, at in record.read_at.items() if uid in known}
         if record.active != (present := frozenset(pod.uid for pod in active)):
-            record.active, record.active_since = present, now
+            record.active, record.quiet_since = present, now
         record.stops = [stop for stop in record.stops if now - stop[0] < MINUTE_SECONDS]
         if len(active) < 2 or not with_clients <= known:
             return None
@@ -194,9 +196,10 @@ class Readings:
         ]
         unknown = [pod for pod in wanted if not self._is_known(pod, model)]
         record.is_any_unknown = bool(unknown)
-        if not wanted or (record.stops and now - record.stops[-1][0] < APART_SECONDS):
+        apart = now - record.stops[-1][0] if record.stops else math.inf
+        if not wanted or apart < APART_SECONDS:
             return None
-        is_calm = self._is_calm(uuid, active, now - record.active_since)
+        is_calm = self._is_calm(uuid, active, min(apart, now - record.quiet_since))
         due = [pod for pod in (wanted if is_calm else unknown) if now - record.since[pod.uid] >= FIRST_SECONDS]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
         for pod in sorted(due, key=lambda each: self._turn(each, model, record)):
@@ -250,6 +253,7 @@ class Readings:
         is_new = self._signatures.of(plan.pod, model) is None
         self._signatures.learn(plan.pod, model, sample, plan.cap, is_reading=True)
         if is_new and self._signatures.of(plan.pod, model) is not None:
+            record.quiet_since = self._clock()
             took = self._clock() - record.since.get(plan.pod.uid, began)
             _log.info(
                 "workload %s profiled in place in %d readings, %.0f s after its pod %s began",
@@ -299,7 +303,7 @@ class Readings:
         """Return whether a known workload may be read: a reading takes windows that the loop needs.
 
         Args:
-            seconds: how long exactly these pods have been active.
+            seconds: since the last reading, or since exactly these pods are active and known as well as now.
         """
         is_broken = any(self._loop.is_broken(uuid, pod.uid) for pod in active)
         return seconds >= (PATIENT_BROKEN_SECONDS if is_broken else QUIET_SECONDS)

@@ -240,6 +240,18 @@ async def test_a_known_workload_is_read_only_when_the_loop_has_had_its_windows(b
     assert await bench.run(3.0) == 1, "and stays so: perhaps the promise is wrong"
 
 
+async def test_readings_of_known_workloads_leave_the_loop_its_windows_after_a_new_profile(bench: Bench) -> None:
+    """Before, they followed each other every 3 s: the loop saw no window for 25 s after a workload was profiled."""
+    known_with_all_threads_only(bench)
+    bench.add("new", known=False)
+    while bench.of("new") is None:
+        await bench.run(0.5)
+    assert await bench.run(QUIET_SECONDS - 1.0) == 0
+    assert await bench.run(3.0) == 1
+    assert await bench.run(QUIET_SECONDS - 2.5) == 0
+    assert await bench.run(3.0) == 1
+
+
 async def test_an_unknown_one_is_read_though_a_promise_is_broken(bench: Bench) -> None:
     bench.add("new", known=False)
     bench.gpu.broken.add("uid-other")
