@@ -141,14 +141,14 @@ ACTS: Final = (
         seconds=120,
     ),
     Act(
-        "train asks for 40% of a GPU, recommend for 25%.",
+        "train asks for 39% of a GPU, recommend for 30%.",
         _are_packed,
         "two pods on one GPU that keep their promises",
         applies="packed.yaml",
         seconds=120,
     ),
     Act(
-        "etl comes and asks for 35%. Nothing is known of it, and that is exactly what is left beside them.",
+        "etl comes and asks for 30%. Nothing is known of it, and there is just enough room beside them.",
         _is_beside(ETL),
         "etl on the same GPU",
         applies="etl.yaml",
@@ -162,7 +162,7 @@ ACTS: Final = (
     Act("", _went_elsewhere, "etl on another GPU"),
     Act("", _keep_their_promises, "promises that are kept again"),
     Act(
-        "backup comes, just as hungry. Its owner lets it take five times as long (maxSlowdown: 5).",
+        "backup comes, just as hungry. Its owner lets it take ten times as long (maxSlowdown: 10).",
         _is_beside(BACKUP),
         "backup on the same GPU",
         applies="backup.yaml",

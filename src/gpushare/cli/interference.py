@@ -155,6 +155,7 @@ def evaluation(
             "workloads": len(sets.workloads),
             "by_tenants": {str(size): _plain(dataclasses.asdict(each)) for size, each in by_size.items()},
             **_plain(dataclasses.asdict(result.choices)),
+            "by_progress_alone": [_plain(dataclasses.asdict(each)) for each in result.by_progress_alone],
             "notes": notes,
         }
         typer.echo(json.dumps(value, indent=2))
@@ -187,6 +188,11 @@ def _print_evaluation(result: Evaluation, title: str, notes: list[str]) -> None:
         )
     console = out()
     console.print(table)
+    for some in result.by_progress_alone:
+        console.print(
+            f"progress alone above {some.above:.1f}, to {some.to:.1f}: of {some.n} tenants {some.inside:.1%} in "
+            f"the interval, {some.below:.1%} below; mean width {some.width:.3f}"
+        )
     made = result.choices
     console.print(
         f"matching, of the oracle's: ours {made.matching:.3f}, KACE {made.matching_kace:.3f}, "

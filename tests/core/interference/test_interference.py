@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import time
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -40,10 +41,18 @@ from gpushare.core.interference.profile import (
     lacking,
     without,
 )
-from gpushare.data import default_model
+from gpushare.data import H200_COLOCATION, default_model
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.evaluate import EvaluationProtocol, _choices, _PredictedSet, evaluate, spearman
-from gpushare.research.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
+from gpushare.research.interference.fit import (
+    fit_model,
+    fitted,
+    predicted,
+    sets_of,
+    split_workloads,
+    unfitted,
+    with_errors,
+)
 from gpushare.research.interference.tape import Variable
 from gpushare.research.solo_profiles import profile_of
 
@@ -109,6 +118,27 @@ def test_the_same_dataset_and_seed_give_the_same_parameters(fitted_model):
         unfitted(data, sets, 3), sets, list(range(len(sets.index))), seed=3, members=1, done=lambda _: None
     )
     assert again.to_json() == model.to_json()
+
+
+@pytest.mark.slow
+@pytest.mark.compute
+def test_an_evaluation_counts_who_is_inside_and_below_by_the_progress_alone(fitted_model):
+    _, sets, bare = fitted_model
+    bounds = np.zeros(bare.errors.shape)
+    bounds[..., 0], bounds[..., 1] = -1.0, 1.0  # of the progress alone, so everybody is inside
+    tenants = sum(map(len, sets.index))
+
+    def counts(model):
+        found = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None)
+        assert sum(each.n for each in found.by_progress_alone) == tenants
+        assert all(one.to == other.above for one, other in itertools.pairwise(found.by_progress_alone))
+        return found.by_progress_alone
+
+    assert all(
+        (each.inside, each.below) == (1.0, 0.0) for each in counts(dataclasses.replace(bare, errors=bounds))
+    )
+    nobody = counts(dataclasses.replace(bare, errors=np.zeros(bare.errors.shape)))
+    assert sum(each.n * each.below for each in nobody) > 0.2 * tenants
 
 
 def test_held_out_sets_hold_a_workload_never_fitted_on():
@@ -361,8 +391,9 @@ def test_a_profile_that_lacks_something_has_an_interval_of_its_own_and_the_law_a
         pair = [(without(full, one), 50), (without(full, other), 50)]
         forecasts = model.predict(pair)
         assert [each.progress for each in forecasts] == [each.progress for each in shipped.predict(pair)]
-        for each in forecasts:
-            assert each.lower == pytest.approx(max(0.0, each.progress - 0.1 * (1 + (one | other))))
+        for each, (mine, _) in zip(forecasts, pair, strict=True):
+            width = 0.1 * (1 + (one | other)) * cap_progress(mine, 0.5)
+            assert each.lower == pytest.approx(max(0.0, each.progress - width))
 
 
 def test_caps_that_keep_tenants_apart_have_intervals_of_their_own():
@@ -372,7 +403,48 @@ def test_caps_that_keep_tenants_apart_have_intervals_of_their_own():
     model = dataclasses.replace(shipped, errors=bounds)
     for caps, width in (((50, 50), 0.1), ((60, 50), 0.2), ((34, 33, 33), 0.1), ((50, 25, 50), 0.2)):
         forecasts = model.predict([(profile(0.5), cap) for cap in caps])
-        assert [each.progress - each.lower for each in forecasts] == pytest.approx([width] * len(caps), abs=1e-6)
+        relative = [
+            (each.progress - each.lower) / cap_progress(profile(0.5), cap / 100)
+            for each, cap in zip(forecasts, caps, strict=True)
+        ]
+        assert relative == pytest.approx([width] * len(caps), abs=1e-6)
+
+
+def test_intervals_are_relative_to_the_progress_alone():
+    model = default_model()
+    small = profile(1.0, 0.02, curve={10: 0.1})
+    for count in (1, 2, 4, 8):
+        for each in model.predict([(small, 10)] * count):
+            assert each.progress > 0.08, count
+            assert each.lower > 0.6 * each.progress, "not the error of a tenant that has ten times as much to lose"
+    wide, narrow = (model.predict([(profile(1.0, 0.02, curve={25: least}), 25)] * 2)[0] for least in (0.5, 0.25))
+    assert narrow.upper - narrow.lower < 0.7 * (wide.upper - wide.lower)
+
+
+def test_a_lone_tenants_interval_says_how_its_cap_is_known():
+    measured = profile(0.9, curve={50: 0.6})
+    seen = dataclasses.replace(measured, capped={50: Counters(sm_util=0.45)})
+    model = default_model()
+    for one, cap, width in ((seen, 50, 0.1), (measured, 50, 0.3), (measured, 100, 0.1)):
+        [forecast] = model.predict([(one, cap)])
+        assert forecast.progress - forecast.lower == pytest.approx(width * cap_progress(one, cap / 100))
+        pair = model.predict([(one, cap)] * 2)
+        assert pair[0].progress < forecast.progress, "lone tenants and pairs do not disturb each other in one call"
+
+
+def test_as_few_tenants_fall_below_their_bound_however_little_they_make_alone():
+    """Of the model's own dataset: no test of its errors, but of where their bounds lie."""
+    sets = sets_of(parse((files("gpushare.data") / H200_COLOCATION).read_text().splitlines()))
+    below: dict[int, list[bool]] = {}
+    for at, each in enumerate(predicted(default_model(), sets, range(len(sets.index)))):
+        for cell, true, (_, lower, _) in zip(sets.index[at], sets.progress[at], each, strict=True):
+            who, cap = sets.cells[cell]
+            alone = cap_progress(sets.profiles[who], cap / 100)
+            below.setdefault(min(int(alone / 0.3), 2), []).append(true < lower)
+    shares = [float(np.mean(below[stratum])) for stratum in sorted(below)]
+    assert len(shares) == 3
+    assert max(shares) < 0.06, shares
+    assert shares[0] > 0.01, "where little is made alone the bound is not so low that nobody could fall below it"
 
 
 def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_programs_show(fitted_model):
@@ -479,7 +551,8 @@ def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
     everything = list(range(len(sets.index)))
     model = fitted(unfitted(data, sets, 3), sets, everything, seed=3, members=1, done=lambda _: None)
     exact = [(at, np.array([[true, true, true] for true in sets.progress[at]])) for at in everything]
-    off = [(at, true - 0.2) for at, true in exact]
+    alone = np.array([cap_progress(sets.profiles[who], cap / 100) for who, cap in sets.cells])
+    off = [(at, true - 0.2 * alone[list(sets.index[at])][:, None]) for at, true in exact]
     errors = with_errors(model, sets, exact, {Lacking.COUNTERS: off}).errors
     assert errors[Lacking.COUNTERS] == pytest.approx(np.full_like(errors[Lacking.COUNTERS], 0.2))
     assert not errors[Lacking.COUNTERS | Lacking.CAP_CURVE].any()

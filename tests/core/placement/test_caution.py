@@ -86,7 +86,6 @@ def test_the_newcomers_own_promise_counts_too():
     assert cluster.ask(50, known("latency-probe", 5.0), JobClass.LATENCY)[0].nodes == ["n0"]
 
 
-@pytest.mark.xfail(strict=True, reason="the model doubts them like whole GPUs: README, known limits")
 @pytest.mark.parametrize("percent", [5, 10, 20])
 def test_small_shares_of_one_program_fit_beside_each_other(percent):
     """Their caps keep their SMs apart: eight tenths of a GPU hold eight tenths of a GPU's pods."""
@@ -96,15 +95,6 @@ def test_small_shares_of_one_program_fit_beside_each_other(percent):
     for number in range(80 // percent):
         assert cluster.ask(percent, small)[0].nodes == ["n0"], f"{number} of them fill {number * percent}%"
         cluster.put(f"p{number}", percent, small, "g0.0")
-
-
-@pytest.mark.parametrize(("percent", "max_slowdown", "fits"), [(10, 1.5, False), (10, 4.0, True), (50, 1.5, True)])
-def test_what_lets_a_small_share_in_is_a_larger_one_or_more_tolerance(percent, max_slowdown, fits):
-    solo = Profile(WORKLOADS["montecarlo-fp32"].solo, cap_curve={percent: percent / 100})
-    small = KnownWorkload("small", H200, max_slowdown, solo)
-    cluster = Cluster(1)
-    cluster.put("first", percent, small, "g0.0")
-    assert cluster.ask(percent, small)[0].nodes == (["n0"] if fits else [])
 
 
 def test_throttling_can_keep_promises_but_nobody_of_class_latency_is_stopped():

@@ -24,6 +24,7 @@ from gpushare.core.interference.profile import (
     LACKINGS,
     PROBE_FEATURES,
     Array,
+    Lacking,
     Profile,
     cap_progress,
     feature_table,
@@ -34,8 +35,10 @@ from gpushare.core.interference.profile import (
 )
 
 COVERAGE: Final = 0.9
-# Error of a lone tenant's progress under a cap, from interpolating a measured cap curve (docs/interference.md).
-_ALONE_ERROR: Final = 0.05
+# Error of a lone tenant's progress under a cap, relative to that progress: interpolated on a measured curve, and
+# by the law for counters with all threads (docs/adr/0207).
+_ALONE_ERROR: Final = 0.1
+_ALONE_ERROR_BY_LAW: Final = 0.3
 _MOST_PROGRESS: Final = 1.1
 _ERRORS_IN_BOUND: Final = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
 _FULL: Final = 1.001  # the whole GPU, with tolerance for rounding
@@ -133,8 +136,9 @@ class InterferenceModel:
     """A fitted model: standardisation, an ensemble of the law's parameters, intervals and provenance.
 
     Attributes:
-        errors: lower and upper bound of measured minus predicted progress, by `Lacking`, caps apart or not, set
-            size and stratum of kept progress; see `errors_shape`.
+        errors: lower and upper bound of measured minus predicted progress, relative to the progress alone under
+            the cap (docs/adr/0207), by `Lacking`, caps apart or not, set size and stratum of kept progress; see
+            `errors_shape`.
         fill: estimates the standardised features that a profile lacks.
         baselines: coefficients of the linear models that are reported for comparison.
         widening: factor on the intervals, for a GPU that the model was not fitted on.
@@ -180,14 +184,16 @@ class InterferenceModel:
             part = slice(begin, begin + _AT_ONCE)
             each = [network.stretch(member, rows[:, part], present[:, part]) for member in table.pressures]
             kept[:, part] = sum(each) / len(each)
-        progress = kept.T * table.alone[rows].T
+        alone = table.alone[rows].T
+        progress = kept.T * alone
         sizes = stands.sum(axis=1)
         strata = np.searchsorted(_EDGES, kept.T, side="right")
         lacks = np.bitwise_or.reduce(np.where(stands, table.lacks[rows.T], 0), axis=1)
         apart = are_apart(np.where(stands, table.caps[rows.T], 0.0).sum(axis=1))
         place = np.clip(sizes, SIZES[0], SIZES[-1]) - SIZES[0]
         bounds = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
-        bounds[sizes == 1] = (-_ALONE_ERROR, _ALONE_ERROR)
+        bounds[sizes == 1] = _alone_bounds(table, rows.T[sizes == 1])
+        bounds = bounds * alone[:, :, None]
         if table.learned is not None:
             progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], stands)
         lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
@@ -265,6 +271,13 @@ def model_from_json(text: str) -> InterferenceModel:
         baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
         capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
     )
+
+
+def _alone_bounds(table: TenantTable, rows: npt.NDArray[np.int64]) -> Array:
+    """Return the relative bounds of lone tenants, for each entry of `rows`: its shape x 2."""
+    by_law = (table.lacks[rows] & Lacking.CAP_CURVE > 0) & (table.caps[rows] < 1.0)
+    error = np.where(by_law, _ALONE_ERROR_BY_LAW, _ALONE_ERROR)
+    return np.stack([-error, error], axis=-1)
 
 
 def _learned(profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> Array | None:

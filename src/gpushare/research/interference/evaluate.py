@@ -4,13 +4,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.interference.advice import cautiously, preferred
 from gpushare.core.interference.model import InterferenceModel
-from gpushare.core.interference.profile import LACKINGS, Array
+from gpushare.core.interference.profile import LACKINGS, Array, cap_progress
+from gpushare.core.progress import MAX_CAPPED_PROGRESS
 from gpushare.research.interference import baselines
 from gpushare.research.interference.fit import (
     FOLDS,
@@ -24,7 +26,9 @@ from gpushare.research.interference.fit import (
     with_errors,
 )
 
+ALONE_EDGES: Final = (0.3, 0.6, 0.9)  # of the progress alone, by which intervals are counted
 _MATCHINGS: Final = 200  # random matchings that are averaged
+_ROUNDING: Final = 1e-9
 _CHOICES: Final = 3  # fewest cap combinations of one set for which the choice of caps is judged
 TOLERATED_SLOWDOWN: Final = 2.0  # for judging the choice of caps: every tenant keeps half of its speed
 
@@ -77,11 +81,30 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
+class IntervalCount:
+    """Measured progress relative to the interval, for tenants that make about as much alone under their caps.
+
+    Attributes:
+        above, to: limits of the progress alone. n: tenants.
+        inside, below: share of them inside the 90% interval and below it.
+        width: mean width of the interval, in progress.
+    """
+
+    above: float
+    to: float
+    n: int
+    inside: float
+    below: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """Result of an evaluation."""
 
     by_tenants: dict[int, Score]
     choices: Choices
+    by_progress_alone: list[IntervalCount]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +133,7 @@ def evaluate(
     if probed:
         chosen = sets.probed()
         judged = [each for each in judged if each.at in chosen]
-    return Evaluation(_scores(sets, judged), _choices(sets, judged, seed))
+    return Evaluation(_scores(sets, judged), _choices(sets, judged, seed), _intervals(sets, judged))
 
 
 def judged_tenants(
@@ -195,7 +218,7 @@ def _scores(sets: Sets, judged: Sequence[_PredictedSet]) -> dict[int, Score]:
         prediction = np.concatenate([each.prediction for each in group])
         true = np.concatenate([sets.progress[each.at] for each in group])
         error = np.abs(prediction[:, 0] - true)
-        inside = (true >= prediction[:, 1] - 1e-9) & (true <= prediction[:, 2] + 1e-9)
+        inside = (true >= prediction[:, 1] - _ROUNDING) & (true <= prediction[:, 2] + _ROUNDING)
         scores[size] = Score(
             n=len(true),
             sets=len(group),
@@ -213,6 +236,26 @@ def _scores(sets: Sets, judged: Sequence[_PredictedSet]) -> dict[int, Score]:
             },
         )
     return scores
+
+
+def _intervals(sets: Sets, judged: Sequence[_PredictedSet]) -> list[IntervalCount]:
+    """Count who is inside the interval, by the progress that tenants make alone under their caps."""
+    single = np.array([cap_progress(sets.profiles[who], cap / 100) for who, cap in sets.cells])
+    alone = np.concatenate([single[list(sets.index[each.at])] for each in judged])
+    true = np.concatenate([sets.progress[each.at] for each in judged])
+    lower, upper = np.concatenate([each.prediction[:, 1:] for each in judged]).T
+    limits = (0.0, *ALONE_EDGES, MAX_CAPPED_PROGRESS)
+    found = []
+    for above, to in pairwise(limits):
+        some = (alone > above) & (alone <= to)
+        if some.any():
+            below = true[some] < lower[some] - _ROUNDING
+            inside = ~below & (true[some] <= upper[some] + _ROUNDING)
+            width = float((upper - lower)[some].mean())
+            found.append(
+                IntervalCount(above, to, int(some.sum()), float(inside.mean()), float(below.mean()), width)
+            )
+    return found
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:

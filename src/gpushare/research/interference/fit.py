@@ -349,17 +349,19 @@ def with_errors(
 def _rows(
     sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking
 ) -> list[tuple[int, int, int, float]]:
-    """List (caps apart, size, stratum of the progress kept, measured less predicted) of every tenant."""
+    """List (caps apart, size, stratum of the progress kept, relative error) of every tenant.
+
+    The error is measured less predicted progress, relative to the progress alone under the cap.
+    """
     alone = np.array([cap_progress(without(sets.profiles[who], what), cap / 100) for who, cap in sets.cells])
     rows: list[tuple[int, int, int, float]] = []
     for at, prediction in predictions:
         size = min(max(len(sets.index[at]), SIZES[0]), SIZES[-1])
         apart = int(are_apart(np.array(sum(sets.caps(at)) / 100)))
-        stratum = np.digitize(prediction[:, 0] / np.maximum(alone[list(sets.index[at])], 1e-6), KEPT_EDGES)
-        rows += [
-            (apart, size, int(kept), float(true - guess))
-            for kept, true, guess in zip(stratum, sets.progress[at], prediction[:, 0], strict=True)
-        ]
+        single = np.maximum(alone[list(sets.index[at])], 1e-6)
+        stratum = np.digitize(prediction[:, 0] / single, KEPT_EDGES)
+        relative = (np.array(sets.progress[at]) - prediction[:, 0]) / single
+        rows += [(apart, size, int(kept), float(error)) for kept, error in zip(stratum, relative, strict=True)]
     return rows
 
 
