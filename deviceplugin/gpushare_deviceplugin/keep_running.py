@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NoReturn
 
+from gpushare.runtime.tasks import is_asked_to_end
+
 _log = logging.getLogger(__name__)
 RESTART_SECONDS: Final = 5.0
 
@@ -18,13 +20,17 @@ async def keep_running(
 ) -> NoReturn:
     """Run a part until cancelled; after a failure, or a return, start it again when the pause is over.
 
+    A cancellation that comes from something that the part awaited is a failure too.
+
     Args:
         count_error: called with the name for each failure.
     """
     while True:
         try:
             await run()
-        except Exception:  # noqa: BLE001 - one failing part must not end the others
+        except (Exception, asyncio.CancelledError) as error:
+            if is_asked_to_end(error):
+                raise
             count_error(name)
             _log.exception("part %s failed, starting it again", name)
         await asyncio.sleep(pause_seconds)

@@ -31,6 +31,7 @@ from gpushare.core.progress import progress_alone, promise_of
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.layout import GpuDirectory, write_throttle
 from gpushare.mps.status import GateState, GateStatus
+from gpushare.runtime.tasks import without_end
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
@@ -225,7 +226,7 @@ class Loop:
     async def run(self) -> None:
         """Renew the asks and write events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell_all())
+            tasks.create_task(without_end("writing events", self._tell_all()))
             while True:
                 self.beat()
                 await self._sleep(BEAT_SECONDS)

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpushare.core.api import ConditionStatus, JobClass, Slo, TenantSlo
 from gpushare.core.control import SloReading, SloReason, SloRecord, SloSign, SloTrouble, read_slo
+from gpushare.runtime.tasks import without_end
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
@@ -93,7 +94,7 @@ class SloReader:
     async def run(self) -> None:
         """Read and report changes until cancelled; an unreachable API server delays no reading."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.tell_all())
+            tasks.create_task(without_end("writing events", self.tell_all()))
             while True:
                 await self.step()
                 await self._sleep(READ_SECONDS)

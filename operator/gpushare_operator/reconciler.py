@@ -25,6 +25,7 @@ from gpushare.kube import (
     Retryable,
 )
 from gpushare.runtime.moments import unix_seconds
+from gpushare.runtime.tasks import without_end
 from gpushare_operator.announcements import Announcements
 from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.intake import Intake
@@ -106,9 +107,9 @@ class ShareReconciler:
     async def run(self) -> None:
         """Work until cancelled: some keys concurrently, the next one as soon as one is done."""
         self.beat = self._clock()
-        announcing = asyncio.create_task(self._announcements.run(), name="events")
+        announcing = asyncio.create_task(without_end("writing events", self._announcements.run()), name="events")
         try:
-            while True:
+            while not announcing.done():
                 self._start()
                 due = self._queue.next_due() if len(self._in_work) < _AT_ONCE else None
                 wait = _IDLE_SECONDS if due is None else min(_IDLE_SECONDS, max(0.0, due - self._clock()))
@@ -116,6 +117,7 @@ class ShareReconciler:
                 with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can swallow a cancellation
                     async with asyncio.timeout(wait):
                         await self._wake.wait()
+            await announcing
         finally:
             for task in self._in_work.values():
                 task.cancel()

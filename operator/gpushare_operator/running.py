@@ -18,6 +18,7 @@ from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsAndProbes, Route, metrics_route, probe_route
 from gpushare.runtime.options import Variables
+from gpushare.runtime.tasks import without_end
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
@@ -173,10 +174,10 @@ class Operator:
         world = self._reconciler.world
         _log.info("knows %d pods and %d GpuShares", len(world.pods), len(world.shares))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._reconciler.run())
-            tasks.create_task(self._retractor.run())
-            tasks.create_task(self._learner.run())
-            tasks.create_task(keep_small())
+            tasks.create_task(without_end("reconciling", self._reconciler.run()))
+            tasks.create_task(without_end("retracting", self._retractor.run()))
+            tasks.create_task(without_end("learning", self._learner.run()))
+            tasks.create_task(without_end("keeping the heap small", keep_small()))
 
     async def _beat(self) -> None:
         """Record that the event loop, which is Kopf's too, is running."""

@@ -51,7 +51,26 @@ async def test_a_part_that_returns_is_started_again_and_is_no_error() -> None:
     assert errors == []
 
 
-@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_a_part_whose_own_work_was_cancelled_is_counted_and_started_again() -> None:
+    """Before, the part was over for good, and nobody was told."""
+    errors: list[str] = []
+    again = asyncio.Event()
+
+    async def part() -> None:
+        if errors:
+            again.set()
+        lost = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lost.cancel)
+        await lost
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        kept = tasks.create_task(keep_running("loop", part, errors.append, pause_seconds=0.0))
+        await again.wait()
+        kept.cancel()
+    assert set(errors) == {"loop"}
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()])
 async def test_what_ends_the_agent_ends_its_parts(end: BaseException) -> None:
     errors: list[str] = []
 

@@ -241,7 +241,7 @@ async def test_a_known_workload_is_read_only_when_the_loop_has_had_its_windows(b
 
 
 async def test_readings_of_known_workloads_leave_the_loop_its_windows_after_a_new_profile(bench: Bench) -> None:
-    """Before, they followed each other every 3 s: the loop saw no window for 25 s after a workload was profiled."""
+    """Before, one followed another every 3 s, and the loop saw no window for 25 s after a profile."""
     known_with_all_threads_only(bench)
     bench.add("new", known=False)
     while bench.of("new") is None:

@@ -58,6 +58,23 @@ async def take(changes, count):
     return [await asyncio.wait_for(changes.get(), SOON) for _ in range(count)]
 
 
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_watch(api, server, changes):
+    """Before, the task was over, its objects stayed as they were, and nobody was told."""
+    refused = []
+
+    def reduce(obj):
+        if not refused:
+            refused.append(obj)
+            raise asyncio.CancelledError
+        return obj["x"]
+
+    server.objects = [pod("a", 1, x=1)]
+    seen = lambda change, key, value: changes.put_nowait((change, key, value))  # noqa: E731
+    async with Reflector(api, PODS, reduce, on_change=seen, sleep=Pauses()) as running:
+        assert await take(changes, 1) == [(Change.ADDED, "n/a", 1)]
+        assert (len(refused), running.restarts) == (1, 1)
+
+
 async def test_list_then_watch(reflector, server, changes):
     server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
     async with next_watch(server) as watch:

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from gpushare.core.api import JobClass
+from gpushare.core.backoff import Backoff
+from gpushare.mps import thawing
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.freezer import FreezeState
 from gpushare.mps.frozen import recorded
@@ -27,6 +31,7 @@ from gpushare.mps.layout import (
     write_throttle,
 )
 from gpushare.mps.status import PodThrottle
+from gpushare.mps.thawing import ThrottleProcess
 
 from .cgroups import RealPods
 from .conftest import SRC, is_stopped, until
@@ -319,3 +324,24 @@ def test_the_mps_host_tells_in_its_status_whom_it_throttles(short_path, flag):
             os.kill(daemon, signal.SIGKILL)
         assert not recorded(short_path / "run")
         pods.close()
+
+
+def test_no_failure_ends_the_thread_that_keeps_the_throttle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, anything but an OSError did, and nobody started or thawed again."""
+    tries: list[float] = []
+
+    def fails(*_: object) -> NoReturn:
+        tries.append(time.monotonic())
+        raise ValueError("odd")
+
+    monkeypatch.setattr(ThrottleProcess, "_start", fails)
+    monkeypatch.setattr(thawing, "thaw_ours", fails)
+    monkeypatch.setattr(thawing, "BACKOFF", Backoff(first_seconds=0.01, longest_seconds=0.01))
+    process = ThrottleProcess(tmp_path, tmp_path)
+    process.start()
+    until(lambda: len(tries) > 3, "it is tried again")
+    monkeypatch.undo()
+    process.stop()
+    assert {"cannot start the throttle's process: odd", "cannot thaw: odd"} <= set(caplog.messages)

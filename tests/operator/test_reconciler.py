@@ -23,6 +23,8 @@ from gpushare.core.api import (
 from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
 from gpushare.kube.fake import FakeApi, ObjectStore
+from gpushare.runtime.tasks import TaskEndedError
+from gpushare_operator.announcements import Announcements
 from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
@@ -455,6 +457,20 @@ async def test_events_follow_the_statuses_and_a_stop_writes_the_last_ones(bench:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert len(bench.api.events) == 12
+
+
+async def test_it_ends_with_an_error_when_the_writing_of_events_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, no event was written from then on, and nobody was told."""
+
+    async def lost(_: Announcements) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Announcements, "run", lost)
+    async with asyncio.timeout(60):
+        with pytest.raises(TaskEndedError, match="writing events"):
+            await bench.reconciler.run()
 
 
 async def test_it_ends_when_it_is_cancelled_in_the_moment_of_a_change(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
+from gpushare.runtime.tasks import without_end
 from gpushare_operator.admission.sources import BySource
 
 _log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Connections:
         open_one = partial(self._open, make_protocol=make_protocol, tls=tls, seconds=handshake_seconds)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._shake_hands(open_one))
+                tasks.create_task(without_end("handshakes", self._shake_hands(open_one)))
                 while True:
                     try:
                         accepted, address = await loop.sock_accept(listening)

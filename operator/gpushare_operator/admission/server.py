@@ -22,6 +22,7 @@ from gpushare.core.api import Reason, shown
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
+from gpushare.runtime.tasks import without_end
 from gpushare_operator.admission.connections import Connections
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.turns import MOST_WAITING, ReviewTurns, TooManyError
@@ -299,14 +300,19 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     )
     await runner.setup()
     async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(each) for each in (certificate.keep(), watched.keep(), keep_small())]
+        endless = {
+            "keeping the certificate": certificate.keep(),
+            "watching limits": watched.keep(),
+            "keeping the heap small": keep_small(),
+        }
+        background = [tasks.create_task(without_end(name, work)) for name, work in endless.items()]
         try:
             assert runner.server is not None  # after setup
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             listening = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
             listening.setblocking(False)
             accepting = connections.accept(listening, runner.server, certificate.context, limits.handshake_seconds)
-            background.append(tasks.create_task(accepting))
+            background.append(tasks.create_task(without_end("accepting", accepting)))
             _log.info("serving admission on https://%s:%d", settings.host, settings.port)
             await stop.wait()
         finally:

@@ -13,6 +13,7 @@ from gpushare.kube.api import Api, Json
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import ApiError, Gone, Retryable
 from gpushare.kube.resources import Resource
+from gpushare.runtime.tasks import is_asked_to_end
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -132,7 +133,9 @@ class Reflector(Generic[T]):
                     self._version = None
                 _log.warning("watch of %s failed, again in %.1f s: %s", self.name, delay, error)
                 self._failures += 1
-            except Exception:  # noqa: BLE001 - an answer of no known shape must not end the watch for good
+            except (Exception, asyncio.CancelledError) as error:
+                if is_asked_to_end(error):
+                    raise
                 self._version = None
                 self.restarts += 1
                 self._failures += 1

@@ -33,6 +33,7 @@ from gpushare.mps.starvation import run_delays, starved_seconds
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import StoreClient
 from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
+from gpushare.runtime.tasks import without_end
 
 logger = logging.getLogger(__name__)
 
@@ -173,8 +174,8 @@ class Gate:
             for each in restored:
                 self.reception.adopt(each.connection, each.number, greeted=each.greeted, spoken=each.spoken)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._tend())
-                group.create_task(self._arbitrate())
+                group.create_task(without_end("tending connections", self._tend()))
+                group.create_task(without_end("giving turns", self._arbitrate()))
         finally:
             self.reception.close()
 

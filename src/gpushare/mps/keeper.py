@@ -52,6 +52,7 @@ from gpushare.mps.terminating import Terminator
 from gpushare.runtime.logs import log_level_of, set_up_logging
 from gpushare.runtime.options import options_of
 from gpushare.runtime.parent import end_with_parent
+from gpushare.runtime.tasks import without_end
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +158,9 @@ class Keeper:
                 self_test=p.self_test,
             )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.gate.serve(listener))
-            group.create_task(self._publish_regularly())
-            group.create_task(self._supervise())
+            group.create_task(without_end("the gate", self.gate.serve(listener)))
+            group.create_task(without_end("publishing the status", self._publish_regularly()))
+            group.create_task(without_end("supervision", self._supervise()))
 
     def publish(self) -> None:
         """Write the status; log a failing disk once, and its recovery once.

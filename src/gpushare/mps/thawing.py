@@ -91,11 +91,11 @@ class ThrottleProcess:
                     if self._stop.is_set():
                         process.terminate()
                     self._follow(process)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - nobody else starts the throttle's process again
                 logger.error("cannot start the throttle's process: %s", error)
             try:
                 thaw_ours(self._directory, self._cgroup_root)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - nobody else thaws
                 logger.error("cannot thaw: %s", error)
             failures = 1 if time.monotonic() - started_at > GOOD_RUN_SECONDS else failures + 1
             self._stop.wait(BACKOFF.seconds(failures))

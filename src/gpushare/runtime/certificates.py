@@ -100,7 +100,10 @@ class Certificate:
         """Check for a new pair until cancelled."""
         while True:
             await sleep(CHECK_SECONDS)
-            await asyncio.to_thread(self.reload_if_changed)
+            try:
+                await asyncio.to_thread(self.reload_if_changed)
+            except Exception:  # noqa: BLE001 - whoever keeps it does not look whether this ends
+                _log.exception("cannot look for a new certificate, trying again")
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Return a value that changes when a file appears, vanishes or is rewritten, or a link is swapped."""

@@ -1,0 +1,42 @@
+"""Tasks that run for as long as their process does: one that ends by itself is a failure, not an end.
+
+An `asyncio.TaskGroup` takes a child that returns, or that something other than the group cancels, for one that is
+done, and its other children go on without it.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+
+class TaskEndedError(Exception):
+    """A task that should run for as long as its process has ended by itself."""
+
+
+def is_asked_to_end(error: BaseException) -> bool:
+    """Return whether this is a cancellation that the running task was asked for, such as at its process's end.
+
+    False for one that comes from something that the task awaited, which is a failure of that.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def without_end(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
+    """Run work that only a cancellation of this task may end.
+
+    Args:
+        name: what the error names.
+
+    Raises:
+        TaskEndedError: the work returned, or was cancelled by something that it awaited.
+    """
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        if is_asked_to_end(error):
+            raise
+        raise TaskEndedError(f"{name} was cancelled, though nobody ended it") from error
+    raise TaskEndedError(f"{name} has ended, though it runs for as long as its process")
