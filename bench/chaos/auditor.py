@@ -173,10 +173,9 @@ def _limits(picture: Picture) -> Iterable[Violation]:
         for uid, pod in pods.items():
             if pod.memory_mib and used[uid] > pod.memory_mib:
                 yield Violation(Rule.LIMIT, f"{pod.name} uses {used[uid]} of {pod.memory_mib} MiB on {gpu.uuid}")
-            if pod.thread_percentage not in {0, 100} and percent[uid] > pod.thread_percentage:
-                yield Violation(
-                    Rule.LIMIT, f"{pod.name} has {percent[uid]}% of threads, not {pod.thread_percentage}"
-                )
+            cap = max(pod.thread_percentage, pod.most_threads)
+            if cap not in {0, 100} and percent[uid] > cap:
+                yield Violation(Rule.LIMIT, f"{pod.name} has {percent[uid]}% of threads, not {cap}")
 
 
 def _names(pods: Iterable[PodSeen]) -> Iterable[Violation]:

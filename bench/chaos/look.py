@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ class Eye:
         self.excused: frozenset[Component] = frozenset()
         self._nodes: list[Json] = []
         self._wanted: Counter[Component] = Counter()
+        self._caps: dict[str, int] = {}  # the largest so far, of each pod
 
     def count_parts_anew(self) -> None:
         """Forget how many pods each part has had: an upgrade has more of some for a while."""
@@ -68,7 +70,9 @@ class Eye:
 
     def _pods(self) -> dict[str, PodSeen]:
         items = self._api.items(f"/api/v1/pods?labelSelector={MANAGED}")
-        return {item["metadata"]["uid"]: pod_seen(item) for item in items}
+        seen = [pod_seen(item) for item in items]
+        self._caps = {pod.uid: max(pod.thread_percentage, self._caps.get(pod.uid, 0)) for pod in seen}
+        return {pod.uid: replace(pod, most_threads=self._caps[pod.uid]) for pod in seen}
 
     def _unready_parts(self) -> list[str]:
         items = self._api.items(f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods")

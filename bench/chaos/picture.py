@@ -14,6 +14,7 @@ class PodSeen:
     Attributes:
         gpus: those of its decision annotation; empty before it is decided.
         share: percent of one GPU, the limit `gpushare.io/share`.
+        most_threads: the largest cap of its decisions so far: a process keeps the one under which it connected.
         memory_mib: the decision's memory limit; 0 before.
         why: the reason why it waits or ended.
         admitted_at: when kubelet took it, Unix time in whole seconds; None before.
@@ -26,6 +27,7 @@ class PodSeen:
     share: int
     gpus: tuple[str, ...] = ()
     thread_percentage: int = 0
+    most_threads: int = 0
     memory_mib: int = 0
     is_bound: bool = False
     is_deleting: bool = False

@@ -133,6 +133,13 @@ def test_a_pods_processes_have_more_threads_or_memory_than_the_pod() -> None:
     assert rules(with_clients(replace(client("a", 0), memory_used_mib=29_500))) == []
 
 
+def test_a_process_may_keep_the_cap_under_which_it_connected() -> None:
+    fell = pod("a", thread_percentage=25, most_threads=30)
+    assert rules(with_pod(fell)) == []
+    assert rules(with_pod(replace(fell, most_threads=29))) == [Rule.LIMIT]
+    assert rules(with_pod(replace(fell, most_threads=0))) == [Rule.LIMIT]
+
+
 def test_a_pod_that_is_gone() -> None:
     lost = replace(SOUND, pods={uid: one for uid, one in PODS.items() if uid != "c"})
     assert rules(lost) == [Rule.LOST]

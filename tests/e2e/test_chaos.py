@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 # Of this seed: a driver hangs; agent, gate, MPS server, kubelet, operator and throttle fail, some of them twice;
 # the network is cut between parts.
-SEED, FAULTS = 16571, 13
+SEED, FAULTS, LEAST = 16571, 13, 5
 MINUTES = 5.0  # a machine at a load of 70 makes fewer
 POPULATION = 6
 
@@ -30,7 +30,7 @@ def test_faults_at_random_over_commit_nothing_lose_nobody_and_end_nobody(
         until = time.monotonic() + MINUTES * 60
         outcomes = run.run(SEED, range(3 * FAULTS), QUICK, until=until, most=FAULTS)
     made = [one for one in outcomes if not one.skipped]
-    assert len(made) == FAULTS or (made and time.monotonic() > until), outcomes
+    assert len(made) == FAULTS or (len(made) >= LEAST and time.monotonic() > until), outcomes
     # That all settles at last is asserted; within 60 s unless the machine's load is above what excuses.py says.
     assert [one.waited_for for one in made if one.settled_seconds is None] == []
     assert unexcused(made) == [], outcomes

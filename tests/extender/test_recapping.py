@@ -175,6 +175,24 @@ async def test_a_cap_that_another_writes_counts_and_the_pod_stays_as_old_as_it_i
     assert tenants == [(caps.uid("a"), 75), (caps.uid("b"), 20)]
 
 
+async def test_a_cap_that_another_replica_has_just_changed_is_left_alone_for_a_while(caps: Caps) -> None:
+    """Before, two replicas took turns: a cap was 20, 33 and 25 within 12 s, and a process began under the 33."""
+    caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
+    await caps.cluster.settle()
+    pod = copy.deepcopy(caps.cluster.pod("a"))
+    pod["metadata"]["annotations"][CAP] = "75"
+    caps.cluster.put(PODS, pod)
+    await caps.report(a=0)
+    caps.clock.now += SETTLED_SECONDS / 2
+    await caps.report(a=0)
+    await caps.round()
+    assert caps.cap("a") == "75"
+    caps.clock.now += SETTLED_SECONDS / 2
+    await caps.report(a=0)
+    await caps.round()
+    assert caps.cap("a") == "100"
+
+
 async def test_a_second_look_writes_nothing(caps: Caps) -> None:
     caps.pod("a", "0.5", 50, workload="montecarlo-fp32")
     await caps.report(a=0)

@@ -22,7 +22,7 @@ BEGIN, END = "<!-- threats: written by tests/hostile/run.py -->", "<!-- end of t
 
 
 def main() -> int:
-    """Return how many threats are not held."""
+    """Return how many threats are not known to be held; a test that did not run shows nothing."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--write", type=Path, help="replace the table in this page")
     options = parser.parse_args()
@@ -38,11 +38,11 @@ def main() -> int:
         page = options.write.read_text()
         before, _, rest = page.partition(BEGIN)
         options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
-    return sum(outcome not in {"held", "not run"} for _, outcome, _, _ in rows)
+    return sum(outcome != "held" for _, outcome, _, _ in rows)
 
 
 def result(threat: Threat, cases: list[ET.Element]) -> tuple[str, int, float]:
-    """Return held, not run or broken; how many cases of its test ran, and their seconds."""
+    """Return held, not run, run in part or broken; how many cases of its test ran, and their seconds."""
     module = threat.path.removesuffix(".py").replace("/", ".")
     *classes, name = threat.test.split("::")
     where = ".".join((module, *classes))
@@ -53,7 +53,8 @@ def result(threat: Threat, cases: list[ET.Element]) -> tuple[str, int, float]:
     if not ran:
         return "not run", 0, 0.0
     is_broken = any(case.find(kind) is not None for case in ran for kind in ("failure", "error"))
-    return "broken" if is_broken else "held", len(ran), sum(float(case.get("time") or 0) for case in ran)
+    outcome = "broken" if is_broken else "held" if len(ran) == len(own) else "run in part"
+    return outcome, len(ran), sum(float(case.get("time") or 0) for case in ran)
 
 
 def table(rows: list[tuple[Threat, str, int, float]]) -> str:
@@ -61,12 +62,19 @@ def table(rows: list[tuple[Threat, str, int, float]]) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
-    count = {kind: sum(outcome == kind for _, outcome, _, _ in rows) for kind in ("held", "broken", "not run")}
+    count = {
+        kind: sum(outcome == kind for _, outcome, _, _ in rows)
+        for kind in ("held", "broken", "run in part", "not run")
+    }
     machine = (
         f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
     )
     in_pods = sum(threat.is_in_pod and outcome != "not run" for threat, outcome, _, _ in rows)
-    summary = f"{count['held']} of {len(rows)} held, {count['broken']} broken, {count['not run']} not run"
+    summary = f"{count['held']} of {len(rows)} held, " + ", ".join(
+        f"{count[kind]} {kind}"
+        for kind in ("broken", "run in part", "not run")
+        if count[kind] or kind != "run in part"
+    )
     summary += f"; {in_pods} of these were tried in pods on a kubelet"
     lines = [
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine}: {summary}.",

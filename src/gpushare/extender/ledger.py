@@ -108,6 +108,8 @@ class ShareLedger:
         self.pods: dict[str, PodView] = {}
         self.fence = fence or Fence()
         self.on_room = on_room
+        self.on_cap: Callable[[str], object] = lambda _: None
+        """Called with the uid of a placed pod whose cap has changed, by whichever replica."""
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
         self.unanswered: dict[str, Unanswered] = {}
@@ -489,6 +491,7 @@ class ShareLedger:
         known = self.state.reservation(pod_uid)
         if known is not None and known.placement.thread_percentage != thread_percentage:
             self.state.set_cap(pod_uid, thread_percentage)
+            self.on_cap(pod_uid)
             self.on_room()
 
     def overfull(self, pod_uid: str) -> str:

@@ -42,6 +42,11 @@ class CapChanger:
         self._tried_at: dict[str, float] = {}
         self._failures = 0
         self._pauses_until = float("-inf")
+        ledger.on_cap = self._note
+
+    def _note(self, pod_uid: str) -> None:
+        """Record that a pod's cap has just been changed, perhaps by another replica."""
+        self._tried_at[pod_uid] = self._clock()
 
     async def round(self) -> None:
         """Change the caps of some pods that run no process; call this about every second."""
