@@ -264,7 +264,9 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
 
 
-def test_a_gpu_that_two_nodes_list_belongs_to_the_older_one(files: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_gpu_that_two_nodes_list_belongs_to_who_has_pods_on_it_then_to_the_older(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
     """As for an extender that has just started (tests/extender/test_claims.py)."""
     offered = {"status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
     nodes = [{"metadata": {"name": name}, **offered} for name in ("a", "b")]
@@ -279,6 +281,13 @@ def test_a_gpu_that_two_nodes_list_belongs_to_the_older_one(files: Path, monkeyp
     assert code == 1, err
     assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-1"], None]
     assert "GPU GPU-0 is left out on node a: b, whose GpuNode is older, has it" in " ".join(err.split())
+    in_use = [pod("runs", "a", ("GPU-0",))]
+    save(Objects({}, nodes, [thief, owner], [], in_use), files / "used")
+    words[2] = files / "used"
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert code == 1, err
+    assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-1"], None]
+    assert "GPU GPU-0 is left out on node b: a, where a pod uses it, has it" in " ".join(err.split())
 
 
 def test_a_pod_with_a_share_and_no_decision_is_counted_by_its_limit(

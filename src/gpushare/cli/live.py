@@ -36,7 +36,9 @@ from gpushare.core.placement import (
     SettingsError,
     WaitingPod,
     bound_request,
+    in_order_of_claim,
     known_of,
+    nodes_by_decision,
     parse_settings,
     request_of,
     term_of,
@@ -204,7 +206,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
         UsageError: the release's settings cannot be used.
     """
     notes: list[str] = []
-    gpunodes = _with_own_gpus(objects.gpunodes, notes)
+    pods = [PodView.from_object(pod) for pod in objects.pods]
+    gpunodes = _with_own_gpus(objects.gpunodes, pods, notes)
     shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
@@ -218,7 +221,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     since: dict[str, float] = {}
     undecided: list[UndecidedPod] = []
     listed = _listed(gpunodes)
-    for pod in map(PodView.from_object, objects.pods):
+    for pod in pods:
         if pod.finished:
             continue
         request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
@@ -327,22 +330,31 @@ def _scheduler_nodes(
     return found
 
 
-def _with_own_gpus(objects: Sequence[Json], notes: list[str]) -> list[GpuNode]:
-    """Return the GpuNodes without GPUs that an older GpuNode lists too; add a note on each such GPU.
+def _with_own_gpus(objects: Sequence[Json], pods: Sequence[PodView], notes: list[str]) -> list[GpuNode]:
+    """Return the GpuNodes without GPUs that belong to another node; add a note on each such GPU.
 
     So does an extender that has just started; one that has run for longer knows which node listed a GPU first.
     """
     gpunodes = {node.name: node for node in map(GpuNode.from_object, objects)}
-    ages = {str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects}
-    owners: dict[str, str] = {}
-    for name in sorted(gpunodes, key=lambda name: (ages[name], name)):
+    created_at = {
+        str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects
+    }
+    decided = nodes_by_decision(pods)
+    claimants: dict[str, set[str]] = {}
+    for name, node in gpunodes.items():
+        for gpu in node.status.gpus:
+            claimants.setdefault(gpu.uuid, decided.get(gpu.uuid, set()) & gpunodes.keys()).add(name)
+    owners = {
+        uuid: in_order_of_claim(nodes, decided.get(uuid, set()), created_at)[0]
+        for uuid, nodes in claimants.items()
+    }
+    for name in sorted(gpunodes, key=lambda name: (created_at[name], name)):
         node = gpunodes[name]
-        own = tuple(gpu for gpu in node.status.gpus if owners.setdefault(gpu.uuid, name) == name)
-        notes += (
-            f"GPU {gpu.uuid} is left out on node {name}: {owners[gpu.uuid]}, whose GpuNode is older, has it"
-            for gpu in node.status.gpus
-            if owners[gpu.uuid] != name
-        )
+        for gpu in node.status.gpus:
+            if (owner := owners[gpu.uuid]) != name:
+                why = "where a pod uses it" if owner in decided.get(gpu.uuid, ()) else "whose GpuNode is older"
+                notes.append(f"GPU {gpu.uuid} is left out on node {name}: {owner}, {why}, has it")
+        own = tuple(gpu for gpu in node.status.gpus if owners[gpu.uuid] == name)
         gpunodes[name] = replace(node, status=replace(node.status, gpus=own))
     return list(gpunodes.values())
 

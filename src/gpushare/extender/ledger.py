@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gpushare.core.api import Decision, GpuShare, PodView, Rejection
@@ -29,6 +30,7 @@ from gpushare.core.placement import (
     cap_of,
     closed_places,
     decide,
+    nodes_by_decision,
     request_of,
     survey,
     term_of,
@@ -91,6 +93,7 @@ class ShareLedger:
         *,
         fence: Fence | None = None,
         idle: IdlePods | None = None,
+        claims: GpuClaims | None = None,
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
@@ -99,6 +102,7 @@ class ShareLedger:
 
         Args:
             idle: pods that run no process, which the agents' reports go into.
+            claims: which node a GPU belongs to.
             on_room: called when something became free or healthy.
             model: returns the interference model; called when the first profile appears.
             now: returns Unix time, by which retractions and probations end and pods wait.
@@ -126,7 +130,7 @@ class ShareLedger:
         self._closed_to = ClosedNodes()
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
-        self.claims = GpuClaims()
+        self.claims = claims or GpuClaims()
         self._nodes: dict[str, NodeView] = {}
         self.others = OtherPods(self.state)
         self._other_pods: dict[str, OtherPod] = {}
@@ -228,8 +232,7 @@ class ShareLedger:
             self._presence.forget(key)
             self._presence_changed(key)
             self.state.remove_node(key)
-            for other in self.claims.drop(key):
-                self._gpunode_is(other, self.claims.own(other))
+            self._gpus_changed_hands((), self.claims.drop(key))
             return
         before = self._gpunodes.get(key)
         if before is None or before.observed_at != view.observed_at:
@@ -237,7 +240,20 @@ class ShareLedger:
             if before is not None:  # the first one may have been written long ago
                 self.idle.heard(key, view.idle)
         losers, gainers = self.claims.put(view)
-        for name in (*losers, key, *gainers):
+        self._gpus_changed_hands((*losers, key) if gainers else losers, (key, *gainers))
+
+    def settle_claims(self) -> None:
+        """Give GPUs that several nodes list to those with pods on them; call this after the first lists."""
+        self._gpus_changed_hands(*self.claims.settle(nodes_by_decision(self.pods.values())))
+
+    def _decided_on(self, nodes: AbstractSet[str]) -> dict[str, set[str]]:
+        return nodes_by_decision(pod for pod in self.pods.values() if pod.node in nodes)
+
+    def _gpus_changed_hands(self, losers: Sequence[str], others: Sequence[str]) -> None:
+        """Count GPUs where they belong now: none is put on a node before it was taken from the one before."""
+        for name in losers:
+            self.state.remove_node(name)
+        for name in dict.fromkeys((*losers, *others)):
             self._gpunode_is(name, self.claims.own(name))
 
     def _gpunode_is(self, key: str, view: GpuNodeView) -> None:
@@ -257,7 +273,7 @@ class ShareLedger:
         self._undecided.place_all(key, view.allocated)
 
     def listen(self, now: float) -> None:
-        """Check for silent agents: their nodes get no new pods until they write again.
+        """Check for silent agents, whose nodes get no new pods until they write again, and for claims that end.
 
         A GpuNode without a time of observation is not judged.
 
@@ -283,6 +299,7 @@ class ShareLedger:
             self.on_room()
         for key in self._presence.listen(now):
             self._presence_changed(key)
+        self._gpus_changed_hands((), self.claims.end_kept(self._decided_on))
 
     def _presence_changed(self, key: str) -> None:
         """Take a node's GPUs out, or put them back, as its agent goes or comes."""

@@ -16,6 +16,7 @@ from aiohttp import web
 from gpushare.core.api import GpuShare, PodView, names
 from gpushare.extender.binding import Binder
 from gpushare.extender.blind import BlindScheduler
+from gpushare.extender.claims import GpuClaims
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
@@ -54,6 +55,7 @@ class Extender:
             options.settings,
             fence=Fence(options.fence_timeout_seconds),
             idle=IdlePods(clock),
+            claims=GpuClaims(clock),
             on_room=lambda: self.waiting.room(clock()),
         )
         ledger = self.ledger
@@ -180,7 +182,7 @@ class Extender:
         for reflector in self.reflectors:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
-        self.ledger.claims.settle()
+        self.ledger.settle_claims()
         await self.ledger.learn(self._clock())
         self._listed.set()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))

@@ -22,6 +22,7 @@ from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
+from gpushare.core.placement.owners import in_order_of_claim, nodes_by_decision
 from gpushare.core.placement.preemption import Evictable, choose_victims
 from gpushare.core.placement.probation import (
     NO_PROBATION,
@@ -109,8 +110,10 @@ __all__ = [
     "elsewhere_of",
     "explain",
     "fragmented_milli",
+    "in_order_of_claim",
     "is_due",
     "known_of",
+    "nodes_by_decision",
     "parse_settings",
     "request_of",
     "settings",
