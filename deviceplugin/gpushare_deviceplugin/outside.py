@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import random
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _MOST_ENDED: Final = 3
 _MANY_SECONDS: Final = 60.0
 # Between two looks for a pod's container, which go through all processes of the node.
 _CONTAINER_SECONDS: Final = 5.0
+# One round in so many comes early, by chance, so that no pod's rhythm stays between two looks for long.
+_ROUNDS_TO_EARLY: Final = 16
 # In other states the gate's report may name a server that no longer runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
@@ -110,6 +113,7 @@ class OutsideMps:
         find_pod: a pod of this node by its uid, ours or not.
         tell: write an event about a pod, or about the node.
         end: end one process; never called with the policy `event`.
+        chance: return a number from 0 to 1 that no pod can predict.
 
     Attributes:
         watches: by GPU, its processes outside MPS; no entry before its first check.
@@ -127,6 +131,7 @@ class OutsideMps:
         policy: OutsidePolicy = OutsidePolicy.DECIDED,
         proc: Path = PROC,
         end: Callable[[OutsideProcess], bool] = end_process,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.watches: dict[str, OutsideWatch] = {}
         self.ended: dict[str, int] = {}
@@ -138,8 +143,11 @@ class OutsideMps:
         self._policy = policy
         self._proc = proc
         self._end = end
+        self._chance = chance
         self._others: set[str] = set()  # pods of this node without a share, as the API server listed them
         self._again_until = -math.inf
+        self._wary_until = -math.inf
+        self._rounds = 0
         self._asked_at: dict[str, float] = {}  # lookups of unknown pods, by uid
         self._refused: set[OutsideProcess] = set()
         self._ended_at: dict[str, dict[OutsideProcess, float]] = {}  # by pod uid, the last ones
@@ -161,9 +169,13 @@ class OutsideMps:
         present = [process for process in candidates if process.pod_uid is not None or not process.is_graphics]
         exempt = self._exempt(uuid, gate) if present else frozenset()
         now = self._clock()
-        self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, now)
+        clients = {process.pid for process in listed if process.is_mps_client}
+        before = self.watches.get(uuid, OutsideWatch())
+        self.watches[uuid], found = look(before, present, exempt, now, clients=clients)
         if self.watches[uuid].is_unsure:
             self._again_until = now + AGAIN_SECONDS
+        if self.watches[uuid].is_wary:
+            self._wary_until = now + AGAIN_SECONDS
         for each in found:
             _log.warning(
                 "processes %s of pod %s use GPU %s outside MPS", _listed(each.pids), each.pod_uid or "(none)", uuid
@@ -174,8 +186,18 @@ class OutsideMps:
             self._end_all(uuid, self.watches[uuid].present)
 
     def pace(self) -> float:
-        """Return the seconds until the next look is wanted: few if the last one saw a new process."""
-        return AGAIN_SECONDS if self._clock() < self._again_until else math.inf
+        """Return the seconds until the next look is wanted; called once a round.
+
+        Few if the last look saw a new process. By chance after short processes, and now and then without any:
+        a pod whose processes live for 0.45 s of each second would else fall between all looks of a second.
+        """
+        now = self._clock()
+        self._rounds += 1
+        if now < self._again_until:
+            return AGAIN_SECONDS
+        if now < self._wary_until or self._rounds % _ROUNDS_TO_EARLY == 0:
+            return AGAIN_SECONDS * (1 + self._chance())
+        return math.inf
 
     def _ends(self, uuid: str, pod: ManagedPod | None, *, is_graphics: bool) -> bool:
         """Return whether the policy ends a known pod's processes on a GPU; graphics only with END (ADR 0171)."""

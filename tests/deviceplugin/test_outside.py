@@ -1,8 +1,11 @@
 """Processes outside MPS: through the sampler, by their cgroups, to the event and the metrics."""
 
 import copy
+import math
+import random
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +48,12 @@ class Bench:
     """The node's first GPU as its twin shows it, and a /proc that the test writes."""
 
     def __init__(
-        self, root: Path, state: NodeState, clock: Clock, policy: OutsidePolicy = OutsidePolicy.EVENT
+        self,
+        root: Path,
+        state: NodeState,
+        clock: Clock,
+        policy: OutsidePolicy = OutsidePolicy.EVENT,
+        chance: Callable[[], float] = lambda: 1.0,  # no round comes early
     ) -> None:
         self.state, self.clock, self.proc = state, clock, root / "proc"
         self.place = GpuDirectory.of(root / "run", GPU_A)
@@ -57,7 +65,7 @@ class Bench:
         self.may_end = True
         self.next_after: list[float] = []  # each round
         self.outside = OutsideMps(
-            state, self._find, self._tell, clock, policy=policy, proc=self.proc, end=self._end
+            state, self._find, self._tell, clock, policy=policy, proc=self.proc, end=self._end, chance=chance
         )
         self.outside.is_ready = True
         gpus = tuple(state.gpus.values())
@@ -114,6 +122,28 @@ class Bench:
             self.next_after.append(await self.sampler.step())
         while not self.outside._found.empty():
             await self.outside.tell_next()
+
+    def found_after(
+        self, period: float, lives_for: float, begins: float, way_in: float = math.inf, seconds: float = 600.0
+    ) -> float | None:
+        """Look at the agent's own pace at a pod that starts a process each period; after how long it is found.
+
+        Each process is listed as outside for `way_in` seconds and as a client for the rest of its life.
+        """
+        self.gate = replace(self.gate, state=GateState.ACTIVE)
+        since = self.clock.now
+        while (passed := self.clock.now - since) < seconds:
+            number, age = divmod(passed + begins, period)
+            pid, listed = 100 + int(number), []
+            if age < lives_for:
+                if age < way_in:
+                    self.process(pid, UIDS["web"], ticks=pid)
+                listed = [GpuProcess(pid, 100, is_mps_client=age >= way_in)]
+            self.outside.take(GPU_A, listed, self.gate)
+            if self.outside.watches[GPU_A].found:
+                return passed
+            self.clock.now += min(1.0, self.outside.pace()) + 0.001  # as late as a timer is
+        return None
 
     def counts(self) -> tuple[int, int]:
         watch = self.outside.watches[GPU_A]
@@ -352,6 +382,44 @@ async def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(
     assert other not in bench.ended
     assert [notice.pod_uid for notice in bench.told] == [UIDS["web"]] * 2
     assert "again and again: their container was ended" in bench.told[-1].note
+
+
+@pytest.mark.parametrize("period", [1.0, 1.5, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize("lives_for", [0.3, 0.45, 0.49])
+def test_a_pod_that_pulses_outside_mps_is_found(
+    tmp_path: Path, state: NodeState, clock: Clock, period: float, lives_for: float
+) -> None:
+    """No process lives for two looks half a second apart, and with regular looks many would live for none."""
+    state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    for seed in range(6):
+        chance = random.Random(seed)
+        bench = Bench(tmp_path / str(seed), state, clock, chance=chance.random)
+        assert bench.found_after(period, lives_for, chance.uniform(0, period)) is not None, seed
+
+
+@pytest.mark.parametrize("period", [1.0, 2.0, 3.0, 5.0])
+@pytest.mark.parametrize("lives_for", [0.6, 0.95])
+def test_a_pod_that_starts_client_after_client_is_not_found(
+    tmp_path: Path, state: NodeState, clock: Clock, period: float, lives_for: float
+) -> None:
+    """Each is listed as outside for 0.05 s on its way; on an H200 none of 30 was, at a read each 4 ms."""
+    state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    for seed in range(3):
+        chance = random.Random(seed)
+        bench = Bench(tmp_path / str(seed), state, clock, chance=chance.random)
+        assert bench.found_after(period, lives_for * period, chance.uniform(0, period), way_in=0.05) is None, seed
+
+
+async def test_looks_are_irregular_after_a_short_process_and_now_and_then(
+    tmp_path: Path, state: NodeState, clock: Clock
+) -> None:
+    bench = Bench(tmp_path, state, clock, chance=lambda: 0.25)
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(1, outside=(STRAY,))
+    await bench.rounds(33)
+    early = AGAIN_SECONDS * 1.25
+    assert bench.next_after[:31] == [AGAIN_SECONDS, *[early] * 30]
+    assert bench.next_after[31:] == [early, 1.0, 1.0], "one in sixteen"
 
 
 async def test_however_many_leave_at_once_the_node_is_searched_once_for_their_container(

@@ -404,6 +404,13 @@ def chain() -> None:
                 pass
 
 
+def pulse() -> None:
+    """Leave MPS for less than half of each second, each time with a new process, and do nothing in between."""
+    while True:
+        os.waitpid(fork(lambda: (use_without_mps(), time.sleep(0.45))), 0)
+        time.sleep(0.55)
+
+
 def reborn() -> None:
     """Leave MPS with a process that is started anew as often as it is ended."""
     while True:
@@ -432,5 +439,5 @@ def look() -> None:
 
 if __name__ == "__main__":
     inside = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
-    attacks = (*inside, many_processes, chain, reborn)
+    attacks = (*inside, many_processes, chain, pulse, reborn)
     {each.__name__: each for each in attacks}[ATTACK]()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from gpushare.core.gpu import GpuProcess
 from gpushare.core.gpu.outside import (
     QUIET_SECONDS,
+    SHORT_WINDOW,
     Found,
     OutsideProcess,
     OutsideWatch,
@@ -76,11 +77,66 @@ def test_a_pod_with_another_process_at_each_look_is_found_at_the_third() -> None
 
 def test_one_look_without_a_process_hides_no_pod_but_several_do() -> None:
     assert looks(*chain(4, gaps=(1,))) == [[], [], [], [Found("uid-a", (3,), True)]]
-    assert looks(*chain(12, gaps=(1, 2, 4, 5, 7, 8, 10, 11))) == [[]] * 12
+    assert looks(*chain(6, gaps=(1, 2, 4, 5))) == [[]] * 6
     watch = OutsideWatch()
     for number in range(9):
         watch, _ = look(watch, chain(3)[number] if number < 3 else [], (), float(number))
     assert watch.pods == {}, "forgotten"
+
+
+def test_a_pod_with_pauses_between_short_processes_is_found_at_the_third() -> None:
+    thirds = chain(9, gaps=(1, 2, 4, 5, 7, 8))
+    assert looks(*thirds) == [*[[]] * 6, [Found("uid-a", (6,), True)], [], []]
+    assert looks(*thirds, exempt=("uid-a",)) == [[]] * 9
+    assert looks(*chain(9, gaps=(1, 2, 4, 5, 7, 8), uid=None)) == [[]] * 9
+
+
+def seldom(every: int) -> list[tuple[OutsideProcess, ...]]:
+    """Three processes for one look each, so many looks apart."""
+    length = 2 * every + 1
+    return chain(length, gaps=tuple(number for number in range(length) if number % every))
+
+
+def test_short_processes_count_within_their_window_and_are_forgotten_after_it() -> None:
+    within = SHORT_WINDOW // 2
+    assert looks(*seldom(within))[-1] == [Found("uid-a", (2 * within,), True)]
+    assert looks(*seldom(within + 1)) == [[]] * (2 * within + 3)
+    watch = OutsideWatch()
+    for number in range(5 * SHORT_WINDOW):
+        watch, _ = look(watch, seldom(2)[number] if number < 3 else [], (), float(number))
+        assert all(len(of_pod) <= SHORT_WINDOW for of_pod in watch.gone.values())
+        assert watch.is_wary is (1 <= number <= SHORT_WINDOW + 2)
+    assert (watch.gone, watch.pods) == ({}, {})
+
+
+def on_the_way(starts: dict[int, tuple[int, ...]], length: int) -> tuple[OutsideWatch, list[tuple[Found, ...]]]:
+    """Look so often at a pod whose processes start at these looks, are outside for that one and clients then."""
+    watch, told, clients = OutsideWatch(), [], set[int]()
+    for number in range(length):
+        starting = starts.get(number, ())
+        watch, found = look(
+            watch, [OutsideProcess(pid, 1, "uid-a") for pid in starting], (), float(number), clients=clients
+        )
+        clients |= set(starting)
+        told.append(found)
+    return watch, told
+
+
+def test_processes_that_are_outside_for_the_look_before_they_are_clients_are_on_their_way() -> None:
+    for every in (2, 3, 5):
+        watch, told = on_the_way({number: (number,) for number in range(0, 300, every)}, 300)
+        assert told == [()] * 300
+        assert watch.gone == {}
+    # One at each look is what the rule of three looks of four is for: it is nobody's way into MPS.
+    watch, told = on_the_way({number: (number,) for number in range(5)}, 5)
+    assert told[:2] == [(), ()]
+    assert watch.gone == {}
+
+
+def test_many_that_start_at_once_and_fail_count_as_one() -> None:
+    many = tuple(OutsideProcess(pid, 1, "uid-a") for pid in range(8))
+    again = tuple(OutsideProcess(pid, 2, "uid-a") for pid in range(8))
+    assert looks(many, (), (), again, (), ()) == [[]] * 6
 
 
 def test_pods_looks_are_not_added_up_and_what_is_in_no_pod_is_no_pod() -> None:
