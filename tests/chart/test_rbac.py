@@ -10,7 +10,7 @@ import pytest
 from tests.chart.chartobjects import of_kind
 
 from gpushare import kube
-from gpushare.cli import live
+from gpushare.cli import release as release_data
 from gpushare.kube import Resource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ SOURCES = {
     "agent": "deviceplugin/gpushare_deviceplugin/**/*.py",
     "mps": "src/gpushare/mps/**/*.py",
 }
-OF_EXPLAIN = ("src/gpushare/cli/explain.py", "src/gpushare/cli/live.py")
+OF_EXPLAIN = ("src/gpushare/cli/explain.py", "src/gpushare/cli/live.py", "src/gpushare/cli/release.py")
 VERBS = {
     "get": "get",
     "list": "list",
@@ -30,7 +30,9 @@ VERBS = {
     "delete": "delete",
     "replace": "update",
 }
-SELECTED = dict(label.split("=") for label in live.SCHEDULER_SELECTOR.split(","))
+SELECTED = dict(label.split("=") for label in release_data.SCHEDULER_SELECTOR.split(","))
+MODELS_SELECTED = dict(label.split("=") for label in release_data.MODELS_SELECTOR.split(","))
+MODELS = {"l4": '{"artefact":"gpushare.io/interference-model","version":4,"gpu_model":"NVIDIA L4"}'}
 Right = tuple[str, str, str]  # group, resource with its subresource, verb
 
 # Rights that no call of ours shows, each with its reason.
@@ -146,16 +148,23 @@ def test_who_may_view_or_edit_pods_may_view_or_edit_gpushares(render: Any) -> No
     assert {resource for resource, _ in found["edit"] | found["admin"]} == {"gpushares"}
 
 
+def _of_models(objects: list[dict[str, Any]]) -> list[str]:
+    """Names of the ConfigMaps that hold models, as explain looks for them."""
+    found = of_kind(objects, "ConfigMap")
+    return [o["metadata"]["name"] for o in found if MODELS_SELECTED.items() <= o["metadata"]["labels"].items()]
+
+
 @pytest.mark.parametrize("release", ["gpushare", "team"])
 def test_the_role_for_explain_allows_what_explain_plan_and_snapshot_read_and_no_more(
     render: Any, release: str
 ) -> None:
-    """ConfigMaps cannot be restricted by label, so that the one of the settings is read by its name."""
-    objects = render({"fullnameOverride": release})
+    """ConfigMaps cannot be restricted by label, so that settings and models are read by their names."""
+    objects = render({"fullnameOverride": release, "models": MODELS})
     (role,) = [o for o in objects if o["kind"] == "ClusterRole" and o["metadata"]["name"] == f"{release}-explain"]
     (settings,) = [o for o in objects if (o["metadata"].get("labels") or {}).get("gpushare.io/settings") == "true"]
     (by_name,) = [rule for rule in role["rules"] if "resourceNames" in rule]
-    assert (by_name["resources"], by_name["resourceNames"]) == (["configmaps"], [settings["metadata"]["name"]])
+    named = [settings["metadata"]["name"], *_of_models(objects)]
+    assert (by_name["resources"], by_name["resourceNames"]) == (["configmaps"], named)
     read = set(_calls(*OF_EXPLAIN))
     assert ("", "configmaps", "get") in read
     assert _allowed([role]) == read - {("", "configmaps", "list")}
@@ -163,9 +172,12 @@ def test_the_role_for_explain_allows_what_explain_plan_and_snapshot_read_and_no_
     assert not [o for o in objects if (o.get("roleRef") or {}).get("name") == role["metadata"]["name"]]
 
 
-def test_the_schedulers_pods_name_the_settings_where_explain_looks(render: Any) -> None:
-    """Who may not list ConfigMaps finds the settings by the pods' environment."""
-    objects = render()
+@pytest.mark.parametrize("models", [{}, MODELS])
+def test_the_schedulers_pods_name_settings_and_models_where_explain_looks(
+    render: Any, models: dict[str, str]
+) -> None:
+    """Who may not list ConfigMaps finds the settings by the pods' environment, and the models by their volume."""
+    objects = render({"models": models})
     pods = [
         {**o["spec"]["template"], "metadata": {**o["spec"]["template"]["metadata"], "namespace": "system"}}
         for o in objects
@@ -173,7 +185,10 @@ def test_the_schedulers_pods_name_the_settings_where_explain_looks(render: Any) 
     ]
     chosen = [pod for pod in pods if SELECTED.items() <= pod["metadata"]["labels"].items()]
     (settings,) = [o for o in objects if (o["metadata"].get("labels") or {}).get("gpushare.io/settings") == "true"]
-    assert [live.settings_named(pod) for pod in chosen] == [("system", settings["metadata"]["name"])]
+    named = _of_models(objects)
+    assert len(named) == len(models)
+    found = release_data.ConfigMapNames("system", settings["metadata"]["name"], named[0] if named else None)
+    assert [release_data.configmaps_named(pod) for pod in chosen] == [found]
 
 
 def test_no_role_for_people_grants_the_status_of_gpushares(render: Any) -> None:

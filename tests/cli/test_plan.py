@@ -236,6 +236,7 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
             pod("wrong", None, fraction="7.5"),
             pod("done", "n", ("GPU-0",)) | {"status": {"phase": "Succeeded"}},
         ],
+        models={},
     )
     cluster = cluster_of(objects)
     (spec,) = cluster.nodes
@@ -303,7 +304,7 @@ def test_a_pod_with_a_share_and_no_decision_is_counted_by_its_limit(
     (files / "p.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\nnew,1000,1,1,500\n")
 
     def plan(*pods: dict[str, Any]) -> tuple[list[str] | None, str]:
-        save(Objects({}, [node], [agents], [], list(pods)), files / "snap")
+        save(Objects({}, [node], [agents], [], list(pods), models={}), files / "snap")
         words = ["plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--policy", "bestfit", "--json"]
         _, out, err = call(monkeypatch, capsys, *words)
         return json.loads(out)["pods"][0].get("gpus"), err
@@ -368,6 +369,8 @@ def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch:
         {"settings": None, "gpunodes": 3},
         {"settings": None, "gpunodes": [[]]},
         {"settings": None, "pods": [{"metadata": 3}]},
+        {"settings": None, "models": 3},
+        {"settings": None, "models": {"a.json": 3}},
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "report"])

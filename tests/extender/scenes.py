@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from gpushare.cli.live import Objects
 from gpushare.core.admission import Defaults, Needs, resolve
 from gpushare.core.api import FaultDomain, GpuShare, JobClass, names
 from gpushare.core.placement import ProbationSettings, Settings
+from gpushare.data import default_model
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, current_namespace
 from gpushare.twin.contention import WORKLOADS
 
@@ -146,7 +148,10 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Scene:
-    """A cluster, who comes, and who leaves: after each decision nobody, or one of the pods that run."""
+    """A cluster, who comes, and who leaves: after each decision nobody, or one of the pods that run.
+
+    With `has_models` the release has an interference model of the other GPU model.
+    """
 
     machines: Sequence[Machine]
     wanted: Sequence[Wanted]
@@ -157,6 +162,12 @@ class Scene:
     best_nodes: int = 0
     illnesses: Sequence[Illness] = ()
     by_snapshot: bool = False
+    has_models: bool = False
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The release's artefacts by file name: of the other GPU model, or none."""
+        return {"a100.json": other_models_artefact()} if self.has_models else {}
 
     @property
     def learns_at_once(self) -> bool:
@@ -188,6 +199,13 @@ class Scene:
             )
             and not any(each.is_isolated or each.processes > 1 for each in self.wanted)
         )
+
+
+@cache
+def other_models_artefact() -> str:
+    """A made-up interference model of the other GPU model, surer of itself than the shipped one is of any GPU."""
+    shipped = default_model()
+    return replace(shipped, gpu_model=OTHER_MODEL, errors=shipped.errors / 2).to_json()
 
 
 def annotations_of(wanted: Wanted) -> dict[str, str]:
@@ -320,11 +338,12 @@ def retraction(left: Left, pods: int) -> dict[str, Any]:
     }
 
 
-def objects_of(cluster: Any, release: Settings) -> Objects:
+def objects_of(cluster: Any, scene: Scene) -> Objects:
     return Objects(
-        release.to_mapping(),
+        scene.release.to_mapping(),
         *(copy.deepcopy(list(cluster.objects[kind].values())) for kind in (NODES, GPUNODES, GPUSHARES, PODS)),
         datetime.now(UTC).timestamp(),
+        scene.models,
     )
 
 
@@ -552,6 +571,17 @@ def job_scenes(release: st.SearchStrategy[Settings], most: int) -> st.SearchStra
         SEEDS,
         leaving=LEAVING,
         best_nodes=BEST_NODES,
+    )
+
+
+def with_models(scene: Scene) -> Scene:
+    """The same with both GPU models exchanged: most nodes and profiles are of the one with a model of its own."""
+    other = {MODEL: OTHER_MODEL, OTHER_MODEL: MODEL}
+    return replace(
+        scene,
+        machines=[replace(each, model=other[each.model]) for each in scene.machines],
+        wanted=[replace(each, profiled_on=other.get(each.profiled_on or "")) for each in scene.wanted],
+        has_models=True,
     )
 
 

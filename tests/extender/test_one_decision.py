@@ -33,6 +33,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from tests.extender.scenes import (
     MEMORY_MIB,
     MODEL,
     NOBODY_ON_PROBATION,
+    OTHER_MODEL,
     PROBATIONS,
     WHOLE,
     Agents,
@@ -62,6 +64,7 @@ from tests.extender.scenes import (
     releases,
     scenes,
     troubled,
+    with_models,
 )
 
 from gpushare.cli.explain import context_without
@@ -71,6 +74,7 @@ from gpushare.cli.scheduler_filters import SchedulerFilters
 from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import JobClass, LearnedEffect, Rejection
 from gpushare.core.control import SILENT_SECONDS
+from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     DecisionContext,
     Placement,
@@ -83,10 +87,12 @@ from gpushare.core.placement import (
 from gpushare.core.placement.policies import RELEARN_SECONDS, make
 from gpushare.data import default_model
 from gpushare.extender import Extender
+from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.server import STOOD_STILL_SECONDS
 from gpushare.extender.wire import plain
 from gpushare.kube import PODS
 from gpushare.research.dataset import Mechanism
+from gpushare.runtime.models import MODELS_VARIABLE
 from gpushare.sim.cluster import fill
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import Job, JobCluster
@@ -204,7 +210,7 @@ class PlanArm:
         self._filters = SchedulerFilters(self.live.scheduler_nodes)
 
     def _read(self) -> tuple[LiveCluster, DecisionContext]:
-        objects = objects_of(self._cluster, self._scene.release)
+        objects = objects_of(self._cluster, self._scene)
         if self._scene.by_snapshot:
             save(objects, self._files)
             objects = read_snapshot(self._files)
@@ -287,7 +293,7 @@ def simulate_cluster(
         specs,
         requests,
         scene.release,
-        model=default_model,
+        model=live.model,
         demand_ratio=(sum(charged_percent(number, scene) for number in range(len(requests))) + 0.5) / WHOLE / gpus,
         rng=np.random.default_rng(scene.seed),
         on_decision=lambda index, placed: decided.append((index, placed)),
@@ -415,12 +421,30 @@ def examples(count: int, *, derandomize: bool = True) -> Any:
     )
 
 
+def mounted_model(scene: Scene, files: Path, monkeypatch: pytest.MonkeyPatch) -> InterferenceModel:
+    """The model of a process in whose container the release's artefacts lie; ours, a user's, does not see them."""
+    folder = files / "models"
+    folder.mkdir(exist_ok=True)
+    for name, text in scene.models.items():
+        (folder / name).write_text(text)
+    with monkeypatch.context() as patched:
+        patched.setenv(MODELS_VARIABLE, str(folder))
+        default_model.cache_clear()
+        found = default_model()
+    default_model.cache_clear()
+    assert [each.gpu_model for each in found.others] == [OTHER_MODEL]
+    return found
+
+
 def check(
     make_cluster: Any, serve_cluster: Any, monkeypatch: pytest.MonkeyPatch, scene: Scene, files: Path
 ) -> None:
     with monkeypatch.context() as patched:
         if scene.learns_at_once:
             patched.setattr("gpushare.core.placement.policies.gpushare.RELEARN_GROWTH", 1.0)
+        if scene.has_models:
+            mounted = mounted_model(scene, files, monkeypatch)
+            patched.setattr("gpushare.extender.server.ShareLedger", partial(ShareLedger, model=lambda: mounted))
         asyncio.run(play(make_cluster, serve_cluster, scene, files))
 
 
@@ -447,6 +471,15 @@ def test_they_decide_alike_while_they_learn_the_mix(make_cluster, serve_cluster,
 def test_they_decide_alike_on_ill_nodes_and_about_retracted_pods(
     make_cluster, serve_cluster, monkeypatch, tmp_path, scene
 ):
+    check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
+
+
+@examples(30)
+@given(
+    scene=st.one_of(*(scenes(name, NOBODY_ON_PROBATION, 9) for name in ("bestfit", "gpushare"))).map(with_models)
+)
+def test_they_decide_alike_by_the_models_of_the_release(make_cluster, serve_cluster, monkeypatch, tmp_path, scene):
+    """The extender reads them where they are mounted, and a user's commands from the API or a snapshot."""
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 

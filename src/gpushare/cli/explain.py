@@ -38,7 +38,6 @@ from gpushare.core.placement import (
     account,
     explain,
 )
-from gpushare.data import default_model
 from gpushare.kube import CORE_EVENTS, GPUNODES, GPUSHARES, PODS, Api, Forbidden, Json, NotFound
 
 app = typer.Typer(help=__doc__)
@@ -135,7 +134,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     found = explain(
         request,
         context,
-        default_model,
+        cluster.model,
         placed,
         defaults=cluster.settings.defaults,
         seen=_seen(nodes),

@@ -1,14 +1,16 @@
 """A live cluster as input of the packing engine: nodes, their free resources, and where pods run or wait."""
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gpushare.cli.access import SETTINGS_LABEL, list_ours
+from gpushare.cli.access import EXPLAINER, list_ours
 from gpushare.cli.errors import UsageError
+from gpushare.cli.release import read_release
 from gpushare.cli.scheduler_filters import SchedulerNode
 from gpushare.core.admission import Defaults, ShareIndex
 from gpushare.core.api import (
@@ -25,6 +27,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.gpu import Health
+from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     AGENT_AWAY,
     MILLI_PER_PERCENT,
@@ -43,12 +46,13 @@ from gpushare.core.placement import (
     request_of,
     term_of,
 )
-from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Forbidden, Json, NotFound
+from gpushare.data import default_model, model_beside, usable_models
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, Json
+from gpushare.runtime.models import MODELS_VARIABLE
 from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
 _OFFERED: Final = ("cpu", "memory", names.SHARE_RESOURCE)
-SCHEDULER_SELECTOR: Final = "app.kubernetes.io/part-of=gpushare,app.kubernetes.io/component=scheduler"
 _ADDED_TOLERATIONS: Final = tuple(
     {"key": f"node.kubernetes.io/{trouble}", "operator": "Exists", "effect": "NoExecute"}
     for trouble in ("not-ready", "unreachable")
@@ -64,6 +68,8 @@ class Objects:
         settings: data of the release's ConfigMap; None if there is none.
         nodes, gpunodes, gpushares, pods: raw objects.
         read_at: when they were read, Unix time; None if that is not known, so that no agent is late.
+        models: text of each model artefact of the release by its file's name; empty if it has none, None if that
+            is not known: they may not be read, or an older gpushare wrote the snapshot.
     """
 
     settings: Mapping[str, str] | None
@@ -72,6 +78,7 @@ class Objects:
     gpushares: Sequence[Json] = ()
     pods: Sequence[Json] = ()
     read_at: float | None = None
+    models: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,7 @@ class LiveCluster:
         read_at: when it was read, Unix time; None if that is not known.
         scheduler_nodes: by name, the nodes as kube-scheduler sees them.
         since: by pod that runs, when its place was decided, Unix time; the oldest are expected to leave first.
+        models: the release's models of other GPUs than the shipped one's; None if they are not known.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -123,6 +131,11 @@ class LiveCluster:
     read_at: float | None = None
     scheduler_nodes: Mapping[str, SchedulerNode] = field(default_factory=dict)
     since: Mapping[str, float] = field(default_factory=dict)
+    models: tuple[InterferenceModel, ...] | None = field(default=None, compare=False)
+
+    def model(self) -> InterferenceModel:
+        """Return the model that the release decides by; if that is not known, the user's (`default_model`)."""
+        return default_model() if self.models is None else model_beside(self.models)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
@@ -134,7 +147,7 @@ class LiveCluster:
 
 
 async def read_cluster(api: Api) -> LiveCluster:
-    """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
+    """Read the release's settings and models, nodes, GpuNodes, GpuShares and pods."""
     return cluster_of(await read_objects(api))
 
 
@@ -149,41 +162,8 @@ async def read_objects(api: Api) -> Objects:
     gpushares = await list_ours(api, GPUSHARES, _whole)
     nodes = (await api.list(NODES, _reduced_node)).items
     pods = (await api.list(PODS, reduced_object)).items
-    return Objects(await _settings(api), nodes, gpunodes, gpushares, pods, time.time())
-
-
-async def _settings(api: Api) -> dict[str, str] | None:
-    """Return the data of the release's ConfigMap; None if there is none.
-
-    Who may not list every ConfigMap may get the one that the scheduler's pods name (ClusterRole gpushare-explain).
-
-    Raises:
-        Forbidden: it may not be read.
-    """
-    try:
-        found = (await api.list(CONFIGMAPS, _data, label_selector=SETTINGS_LABEL)).items
-    except Forbidden:
-        pods = (await api.list(PODS, settings_named, label_selector=SCHEDULER_SELECTOR)).items
-        for namespace, name in filter(None, pods):
-            try:
-                return _data(await api.get(CONFIGMAPS, name, namespace=namespace))
-            except NotFound:
-                continue
-        return None
-    return found[0] if found else None
-
-
-def _data(obj: Json) -> dict[str, str]:
-    return dict(obj.get("data") or {})
-
-
-def settings_named(pod: Json) -> tuple[str, str] | None:
-    """Return the namespace and name of the ConfigMap that is a pod's environment."""
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for source in container.get("envFrom") or ():
-            if name := (source.get("configMapRef") or {}).get("name"):
-                return str(pod["metadata"].get("namespace")), str(name)
-    return None
+    release = await read_release(api)
+    return Objects(release.settings, nodes, gpunodes, gpushares, pods, time.time(), release.models)
 
 
 def _whole(obj: Json) -> Json:
@@ -215,6 +195,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         settings = parse_settings(objects.settings or {})
     except SettingsError as error:
         raise UsageError(f"the settings of the release: {error}") from error
+    models = _models_of(objects, notes)
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     waiting: list[WaitingPod] = []
     others: dict[str, list[int]] = {}
@@ -294,7 +275,23 @@ def cluster_of(objects: Objects) -> LiveCluster:
         objects.read_at,
         _scheduler_nodes(objects, found, uncounted),
         since,
+        models,
     )
+
+
+def _models_of(objects: Objects, notes: list[str]) -> tuple[InterferenceModel, ...] | None:
+    """Return the release's models as the extender takes them; add a note on each that it refuses, or on all."""
+    if objects.models is not None:
+        named = sorted((name, text) for name, text in objects.models.items() if name.endswith(".json"))
+        return tuple(usable_models(named, notes.append))
+    stand_in = "the shipped model is used"
+    if os.environ.get(MODELS_VARIABLE):
+        stand_in += f", with those of ${MODELS_VARIABLE}"
+    notes.append(
+        f"the release's models of other GPUs are not known, so {stand_in}: you may not read their ConfigMap (ask "
+        f"for the ClusterRole {EXPLAINER}), or an older gpushare wrote the snapshot (take it again)"
+    )
+    return None
 
 
 def _says_shares(objects: Objects) -> bool:

@@ -42,7 +42,6 @@ from gpushare.core.placement import (
     survey,
 )
 from gpushare.core.placement.policies import NAMES
-from gpushare.data import default_model
 
 app = typer.Typer(help=__doc__)
 
@@ -154,7 +153,7 @@ def context_of(
     return DecisionContext.of(
         state,
         replace(cluster.settings, policy=policy or cluster.settings.policy),
-        Judge(default_model),
+        Judge(cluster.model),
         now=time.time() if cluster.read_at is None else cluster.read_at,
         history=Counter(state.reserved_shapes) + Counter(request.shape for request in asked),
         rng=np.random.default_rng(seed),

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,12 +17,11 @@ from rich.table import Table
 from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
-from gpushare.cli.live import cluster_of
+from gpushare.cli.live import LiveCluster, cluster_of
 from gpushare.cli.snapshot import believing, read_snapshot
 from gpushare.core.admission import Defaults
 from gpushare.core.placement import NodeSpec, PlacementRequest, Settings
 from gpushare.core.placement.policies import NAMES
-from gpushare.data import default_model
 from gpushare.sim.cluster import CpuPods, fill
 from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
@@ -33,7 +33,7 @@ SnapshotFolder = Annotated[
     Path | None,
     typer.Option(
         "--snapshot",
-        help="instead: a folder of gpushare snapshot, for its nodes, empty, and its release's settings",
+        help="instead: a folder of gpushare snapshot, for its nodes, empty, and its release's settings and models",
     ),
 ]
 PodsFile = Annotated[
@@ -101,14 +101,14 @@ def cluster_command(
     """
     if policy is not None and policy not in NAMES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
-    cluster, settings = _read_where(nodes, snapshot)
-    settings = replace(settings, policy=policy or settings.policy)
+    cluster = _read_where(nodes, snapshot)
+    settings = replace(cluster.settings, policy=policy or cluster.settings.policy)
     trace = read_trace(pods, settings.defaults)
     done = _run_all(cluster, trace, settings, demand, range(seed, seed + runs), cpu_pods)
     if as_json:
         typer.echo(json.dumps(done[0].as_json() if runs == 1 else _summary(done)))
     else:
-        _print(done, cluster, demand)
+        _print(done, cluster.nodes, demand)
 
 
 def read_cluster(path: Path) -> list[NodeSpec]:
@@ -123,10 +123,10 @@ def read_cluster(path: Path) -> list[NodeSpec]:
         raise UsageError(str(error)) from error
 
 
-def _read_where(nodes: Path | None, snapshot: Path | None) -> tuple[list[NodeSpec], Settings]:
-    """Return the nodes to fill, and their release's settings (the chart's defaults for nodes from a table)."""
+def _read_where(nodes: Path | None, snapshot: Path | None) -> LiveCluster:
+    """Return the nodes to fill, with their release's settings (the chart's defaults for nodes from a table)."""
     if nodes is not None and snapshot is None:
-        return read_cluster(nodes), Settings()
+        return LiveCluster(tuple(read_cluster(nodes)), ())
     if snapshot is None or nodes is not None:
         raise UsageError("say which nodes: either --nodes or --snapshot")
     objects = read_snapshot(snapshot)
@@ -136,7 +136,7 @@ def _read_where(nodes: Path | None, snapshot: Path | None) -> tuple[list[NodeSpe
         notes().print(note)
     if not any(node.gpus for node in found.nodes):
         raise UsageError(f"{snapshot}: no node has a GPU that gpushare manages")
-    return list(found.nodes), found.settings
+    return found
 
 
 def read_trace(path: Path, defaults: Defaults) -> list[PlacementRequest]:
@@ -155,7 +155,7 @@ def read_trace(path: Path, defaults: Defaults) -> list[PlacementRequest]:
 
 
 def _run_all(
-    cluster: list[NodeSpec],
+    cluster: LiveCluster,
     trace: list[PlacementRequest],
     settings: Settings,
     demand: float,
@@ -175,10 +175,10 @@ def _run_all(
             rng = np.random.default_rng(seed)
             started = time.perf_counter()
             result = fill(
-                cluster,
+                cluster.nodes,
                 trace,
                 settings,
-                model=default_model,
+                model=cluster.model,
                 demand_ratio=demand,
                 rng=rng,
                 cpu_pods=cpu_pods,
@@ -213,9 +213,9 @@ def _summary(done: list[ClusterRun]) -> dict[str, Any]:
     }
 
 
-def _print(done: list[ClusterRun], cluster: list[NodeSpec], demand: float) -> None:
-    gpus = sum(len(node.gpus) for node in cluster)
-    table = Table(title=f"{done[0].policy}: {len(cluster)} nodes, {gpus} GPUs, demand {demand:g}")
+def _print(done: list[ClusterRun], nodes: Sequence[NodeSpec], demand: float) -> None:
+    gpus = sum(len(node.gpus) for node in nodes)
+    table = Table(title=f"{done[0].policy}: {len(nodes)} nodes, {gpus} GPUs, demand {demand:g}")
     for name in ("seed", "allocated", "fragmented", "placed", "rejected", "seconds"):
         table.add_column(name, justify="right")
     for run in done:

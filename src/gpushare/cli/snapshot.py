@@ -33,7 +33,7 @@ def snapshot(
     context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without secrets."""
+    """Write a live cluster into files: settings, models, nodes, GPUs, GpuShares and pods, without secrets."""
     objects = ask(Where(None, kubeconfig, context), read_objects, role=EXPLAINER)
     cluster = cluster_of(objects)
     save(objects, output)

@@ -7,7 +7,7 @@ All of it was measured by this project and stands under its licence.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -32,13 +32,31 @@ def default_model() -> InterferenceModel:
 
     Where `$GPUSHARE_MODELS` names a folder with artefacts of other GPUs, `for_gpu` takes theirs (docs/adr/0159).
     """
-    shipped = model_from_json((files(__name__) / H200_MODEL).read_text())
-    return replace(shipped, others=tuple(_others(os.environ.get(MODELS_VARIABLE, ""))))
+    folder = os.environ.get(MODELS_VARIABLE, "")
+    return model_beside(usable_models(((path.name, text) for path, text in artefacts(folder)), _log.error))
 
 
-def _others(folder: str) -> Iterator[InterferenceModel]:
-    for path, text in artefacts(folder):
+def model_beside(others: Iterable[InterferenceModel]) -> InterferenceModel:
+    """Return the shipped model, for which models of other GPUs stand in on those; no environment counts."""
+    return replace(_shipped(), others=tuple(others))
+
+
+def usable_models(
+    named: Iterable[tuple[str, str]], on_problem: Callable[[str], object]
+) -> Iterator[InterferenceModel]:
+    """Yield the models of artefacts that pass every check.
+
+    Args:
+        named: file name and text of each artefact; of two that were fitted on one GPU model the first is used.
+        on_problem: called with a sentence on each artefact that is left out.
+    """
+    for name, text in named:
         try:
             yield model_from_json(text)
         except ArtefactError as error:
-            _log.error("the model %s cannot be used: %s", path.name, error)
+            on_problem(f"the model {name} cannot be used: {error}")
+
+
+@cache
+def _shipped() -> InterferenceModel:
+    return model_from_json((files(__name__) / H200_MODEL).read_text())
