@@ -28,6 +28,8 @@ from gpushare.kube import (
 from gpushare.kube.api import WatchEvent
 from gpushare.kube.fake import FakeApi
 
+pytest.register_assert_rewrite("tests.extender.playing", "tests.extender.views")
+
 
 class ApiWithKubelet(FakeApi):
     """The fake API server, with what kubelet and admission would do, and failures on demand."""

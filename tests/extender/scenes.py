@@ -87,6 +87,7 @@ class Wanted:
 
     With a `pool` it wants nodes of that pool; `tolerates` tells whether it may be on reserved ones.
     None stands for what neither the pod nor its GpuShare says, so that the release's default holds.
+    `waited_minutes` is how long before the scene the pod was created, for scenes in which time counts.
     """
 
     percent: int
@@ -104,6 +105,7 @@ class Wanted:
     left: tuple[Left, ...] = ()
     pool: str = ""
     tolerates: bool = False
+    waited_minutes: int = 0
 
     def kept_apart(self) -> Wanted:
         """The same with every retraction in force."""

@@ -67,7 +67,8 @@ class GpuSharePolicy:
         self.rejections = {}
         for job in list(cluster.queue):
             request = self.request_of(cluster.jobs[job], cluster.truth)
-            kind = (request.shape, request.known, request.is_auto)
+            stands_back = tuple(each.before(request) for each in context.kept)  # a younger one for more jobs
+            kind = (request.shape, request.known, request.is_auto, stands_back)
             decided = refused.get(kind) or decide(request, context)
             if isinstance(decided, Rejection):
                 self.rejections[job] = refused[kind] = decided
