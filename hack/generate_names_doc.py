@@ -37,12 +37,12 @@ OF_THE_CHART = (
     (
         f"{names.GROUP}/allow-latency",
         "label of a namespace",
-        'With "true" its pods may be of class latency where `policy.restricted` lists it.',
+        'With "true" its pods may be of class latency (`policy.restricted`).',
     ),
     (
         f"{names.GROUP}/allow-isolated",
         "label of a namespace",
-        'With "true" its GpuShares may have `faultDomain: isolated` where `policy.restricted` lists it.',
+        'With "true" its GpuShares may have `faultDomain: isolated` (`policy.restricted`).',
     ),
     (
         f"{names.GROUP}/settings",

@@ -23,6 +23,7 @@ from bench.chaos.load import Load
 from bench.chaos.look import Eye
 from bench.chaos.parts import RELEASE_NAMESPACE
 from bench.chaos.run import ChaosRun
+from gpushare.core.api import names
 from gpushare.mps.freezer import CgroupFreezer, FreezerError
 
 PREFIX: Final = "chaos-"
@@ -65,7 +66,8 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
     wait_for("the API server", lambda: eye.picture().pods is not None, timeout_seconds=90)
     remove_namespaces(api)
     namespace = f"{PREFIX}{name}"
-    api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    metadata = {"name": namespace, "labels": {f"{names.GROUP}/allow-latency": "true"}}
+    api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     wait_for("the namespace's service account", lambda: _exists(api, account), timeout_seconds=60)
     gpus = wait_for_gpus(eye)

@@ -226,6 +226,7 @@ class PodLauncher:
         self._injector: FaultInjector | None = None
         with contextlib.suppress(KubectlError):
             kubectl("create", "namespace", NAMESPACE)
+        kubectl("label", "--overwrite", "namespace", NAMESPACE, f"{names.GROUP}/allow-latency=true")
         self._wait(self._has_account, "the namespace's service account")
         self._apply(code(place.tenants.simulated), *(gpushare_of(program) for program in programs()))
 

@@ -51,6 +51,10 @@ class Moment:
         found = [row for row in self.rows if self.programs.get(row.pod) == program]
         return min(found, key=lambda row: row.state == "Terminating", default=None)
 
+    def leave(self, program: str) -> bool:
+        """Return whether a pod of a program is leaving and has not ended yet."""
+        return any(row.state == "Terminating" for row in self.rows if self.programs.get(row.pod) == program)
+
     def share(self, program: str) -> GpuShare | None:
         """Return the GpuShare of a program: its own, or the one that was made for its Deployment."""
         return self.shares.get(program) or self.shares.get(f"deployment-{program}")

@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,13 +53,21 @@ def until_accepted(api: ApiServer, path: str, *objects: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def restricted(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
-    """The API server with the policies of `policy.restricted` too."""
-    objects = render({"policy": {"restricted": ["latency", "isolated"]}})
-    with policies(installed, objects, "-latency", "-restricted"):
-        until_refused(installed, SHARES, share({"class": "latency"}), share({"faultDomain": "isolated"}))
-        yield installed
-    until_accepted(installed, SHARES, share({"class": "latency"}), share({"faultDomain": "isolated"}))
+def spaces(installed: ApiServer) -> Iterator[Callable[..., str]]:
+    """Makes namespaces with labels; returns each one's name."""
+    made: list[str] = []
+
+    def make(**labels: str) -> str:
+        name = f"ns-{uuid.uuid4().hex[:8]}"
+        metadata = {"name": name, "labels": {f"gpushare.io/{key}": value for key, value in labels.items()}}
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        assert installed.call("POST", "/api/v1/namespaces", space).code == 201
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        installed.call("DELETE", f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -180,27 +188,33 @@ def test_an_ordinary_pod_passes_the_baseline(baseline: ApiServer, pod_object: Po
 
 
 def test_latency_and_isolation_need_a_namespace_that_allows_them(
-    restricted: ApiServer, pod_object: PodObject
+    installed: ApiServer, pod_object: PodObject, spaces: Callable[..., str]
 ) -> None:
-    name = f"ns-{uuid.uuid4().hex[:8]}"
-    labels = {"gpushare.io/allow-latency": "true"}
-    allowed = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    assert restricted.call("POST", "/api/v1/namespaces", allowed).code == 201
-    try:
-        pod = pod_object("p", {names.CLASS: "latency"})
-        refused = restricted.call("POST", PODS, pod, dry_run=True)
-        assert refused.code == 403
-        assert "gpushare.io/allow-latency=true" in refused.message
-        path = PODS.replace("default", name)
-        answer = restricted.call("POST", path, pod, dry_run=True)
-        assert answer.code == 201 or "serviceaccount" in answer.message, answer.message
-        plain = restricted.call("POST", PODS, pod_object("p", {names.CLASS: "throughput"}), dry_run=True)
-        assert plain.code == 201, plain.message
-        shares = SHARES.replace("default", name)
-        assert restricted.call("POST", shares, share({"class": "latency"}), dry_run=True).code == 201
-        isolated = restricted.call("POST", shares, share({"faultDomain": "isolated"}), dry_run=True)
-        assert isolated.code == 403
-        assert "gpushare.io/allow-isolated=true" in isolated.message
-        assert restricted.call("POST", SHARES, share({"class": "throughput"}), dry_run=True).code == 201
-    finally:
-        restricted.call("DELETE", f"/api/v1/namespaces/{name}")
+    allowing = spaces(**{"allow-latency": "true"})
+    pod, isolated = pod_object("p", {names.CLASS: "latency"}), share({"faultDomain": "isolated"})
+    for name in (spaces(), spaces(**{"allow-latency": "false", "allow-isolated": ""})):
+        pods, shares = (path.replace("default", name) for path in (PODS, SHARES))
+        until_given_an_account(installed, pods, pod_object("p", {names.CLASS: "throughput"}))
+        for path, each in ((pods, pod), (shares, share({"class": "latency"}))):
+            refused = installed.call("POST", path, each, dry_run=True)
+            assert refused.code == 403
+            assert "gpushare.io/allow-latency=true" in refused.message
+        assert installed.call("POST", shares, share({"class": "throughput"}), dry_run=True).code == 201
+    pods, shares = (path.replace("default", allowing) for path in (PODS, SHARES))
+    until_given_an_account(installed, pods, pod)
+    assert installed.call("POST", shares, share({"class": "latency"}), dry_run=True).code == 201
+    refused = installed.call("POST", shares, isolated, dry_run=True)
+    assert refused.code == 403
+    assert "gpushare.io/allow-isolated=true" in refused.message
+    shares = SHARES.replace("default", spaces(**{"allow-isolated": "true"}))
+    assert installed.call("POST", shares, isolated, dry_run=True).code == 201
+
+
+def until_given_an_account(api: ApiServer, path: str, pod: dict[str, Any]) -> None:
+    """A new namespace takes a pod once it has its service account; ask until it does."""
+    for _ in range(600):
+        answer = api.call("POST", path, pod, dry_run=True)
+        if answer.code == 201:
+            return
+        assert "serviceaccount" in answer.message, answer.message
+    raise AssertionError("no account")

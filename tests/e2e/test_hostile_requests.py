@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hostiletenant import STRATEGIC, HostileTenant, Said
-from livecluster import RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
+from livecluster import PRIVILEGES, RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
 from tests.e2e.test_upgrade import upgrade
 
 from gpushare.core.api import names
@@ -276,8 +276,7 @@ def debug(hostile: HostileTenant, container: Json) -> Said:
 
 @pytest.fixture(scope="module")
 def tightened(cluster: Cluster, hostile: HostileTenant) -> Iterator[HostileTenant]:
-    """The release with policy.restricted and policy.refuseAboveBaseline; no pod of it is replaced for them."""
-    shared, tight = ('policy.restricted=["latency","isolated"]', "policy.refuseAboveBaseline=true")
+    """A namespace without labels and policy.refuseAboveBaseline; no pod of the release is replaced for it."""
     latency, privileged = (
         asking(hostile, **{"class": "latency"}),
         above_baseline(hostile, {}, {"privileged": True}),
@@ -287,11 +286,13 @@ def tightened(cluster: Cluster, hostile: HostileTenant) -> Iterator[HostileTenan
         return lambda: {tries(hostile, each).code for each in (latency, privileged)} == {code}
 
     try:
-        upgrade(cluster, "--set-json", shared, "--set", tight)
+        hostile.space.allow()
+        upgrade(cluster, "--set", "policy.refuseAboveBaseline=true")
         wait_for("the policies enforced", enforced(403))
         yield hostile
     finally:
-        upgrade(cluster, "--set-json", "policy.restricted=[]", "--set", "policy.refuseAboveBaseline=false")
+        hostile.space.allow(*PRIVILEGES)
+        upgrade(cluster, "--set", "policy.refuseAboveBaseline=false")
         wait_for("the policies gone", enforced(201))
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from livecluster import IDLE, Cluster, Namespace, decided, gpushare, wait_for
+from livecluster import IDLE, Cluster, Namespace, NotYet, decided, gpushare, wait_for
 from troubles import SLOW, slow
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -51,8 +51,11 @@ class Pair:
         found: Json | None = share.get("status", {}).get("profile")
         return found
 
+    def screen(self, name: str) -> str:
+        return gpushare(self.space.cluster, "explain", name, "-n", self.space.name)
+
     def rows(self, name: str) -> set[str]:
-        return slow(gpushare(self.space.cluster, "explain", name, "-n", self.space.name))
+        return slow(self.screen(name))
 
     def until(self, name: str, row: str) -> set[str]:
         """Wait until a pod shows a row; return all that it shows."""
@@ -61,7 +64,11 @@ class Pair:
             found = self.rows(name)
             return found if row in found else None
 
-        return wait_for(f"{row!r} of {name}", probe, seconds=120, every=1)
+        try:
+            return wait_for(f"{row!r} of {name}", probe, seconds=120, every=1)
+        except NotYet as error:
+            error.add_note(self.screen(name))
+            raise
 
 
 def test_what_sleeps_is_not_seen_and_what_the_model_did_not_expect_is(space: Namespace) -> None:

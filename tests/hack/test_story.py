@@ -177,6 +177,16 @@ def test_a_retracted_pod_counts_as_elsewhere_once_it_runs_on_another_gpu_and_tha
     assert "12:06 UTC" in elsewhere
 
 
+def test_promises_count_as_kept_again_once_the_retracted_pod_has_ended() -> None:
+    what = "promises that are kept again"
+    first = (pod("train", 0), 0.54, 0.38, None), (pod("recommend", 0), 0.87, 0.67, None)
+    old, new = (pod("etl", 0, leaving=True), 0.4, 0.39, None), (pod("etl", 1, number=1), 1.0, 0.39, None)
+    assert until(what, moment(*first, old, new)) is None
+    kept = until(what, moment(*first, new))
+    assert kept is not None
+    assert kept.startswith("Kept again: train makes 0.54")
+
+
 def test_the_last_act_waits_for_a_throttle_under_which_everybody_keeps_a_promise() -> None:
     what = "every promise kept by a throttle"
     first = ((pod("train", 0), 0.42, 0.38, None), (pod("recommend", 0), 0.71, 0.67, None))

@@ -25,6 +25,7 @@ MEMORY_LIMIT = "gpushare.io/memory-limit"
 H200_SM_COUNT = 132
 DAEMONSETS = ("agent", "mps")  # of the release's parts; the others are Deployments
 NOWHERE = "gpushare.io/nowhere"
+PRIVILEGES = ("latency", "isolated")  # what a namespace needs a label for (the chart's policy.restricted)
 IDLE = ["sh", "-c", "exec sleep infinity"]  # a pod that has its share and starts nothing on the GPU
 
 Json = dict[str, Any]
@@ -222,11 +223,18 @@ class Namespace:
         self.image = image
         self.name = f"e2e-{uuid.uuid4().hex[:8]}"
         cluster.kubectl("create", "namespace", self.name)
+        self.allow(*PRIVILEGES)
 
         def account() -> bool:
             return cluster.try_kubectl("-n", self.name, "get", "serviceaccount", "default").code == 0
 
         wait_for("the namespace's service account", account)
+
+    def allow(self, *privileges: str) -> None:
+        """Let its pods have these, of `PRIVILEGES`, and no others."""
+        labels = {f"gpushare.io/allow-{each}": "true" if each in privileges else None for each in PRIVILEGES}
+        body = json.dumps({"metadata": {"labels": labels}})
+        self.cluster.kubectl("patch", "namespace", self.name, "--type=merge", "-p", body)
 
     def leave_one_gpu(self, *, but: str | None = None) -> None:
         """Take all GPUs but one of two; pods on that one tolerate so much that no prediction keeps them apart.
