@@ -85,6 +85,7 @@ class Answer:
 
     code: int
     body: Json
+    warnings: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:
@@ -124,7 +125,8 @@ class ApiServer:
             request.add_header(f"Impersonate-Extra-{key}", node)
         try:
             with urllib.request.urlopen(request, context=self.context, timeout=30) as response:
-                return Answer(response.status, json.loads(response.read()))
+                warnings = tuple(response.headers.get_all("Warning", ()))
+                return Answer(response.status, json.loads(response.read()), warnings)
         except urllib.error.HTTPError as error:
             return Answer(error.code, json.loads(error.read()))
 

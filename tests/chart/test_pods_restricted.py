@@ -210,6 +210,33 @@ def test_latency_and_isolation_need_a_namespace_that_allows_them(
     assert installed.call("POST", shares, isolated, dry_run=True).code == 201
 
 
+@pytest.mark.parametrize("plural", ["deployments", "jobs"])
+def test_who_applies_a_template_of_class_latency_is_warned_where_its_pods_will_be_refused(
+    installed: ApiServer, spaces: Callable[..., str], plural: str
+) -> None:
+    group, kind = {"deployments": ("apps", "Deployment"), "jobs": ("batch", "Job")}[plural]
+
+    def warnings(space: str, job_class: str) -> tuple[str, ...]:
+        metadata = {"labels": {"app": "a"}, "annotations": {names.CLASS: job_class}}
+        containers = [{"name": "main", "image": "none"}]
+        spec: dict[str, Any] = {"template": {"metadata": metadata, "spec": {"containers": containers}}}
+        if kind == "Deployment":
+            spec |= {"selector": {"matchLabels": {"app": "a"}}}
+        else:
+            spec["template"]["spec"]["restartPolicy"] = "Never"
+        body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
+        path = f"/apis/{group}/v1/namespaces/{space}/{plural}"
+        answer = installed.call("POST", path, body, dry_run=True)
+        assert answer.code == 201, answer.message
+        return tuple(each for each in answer.warnings if "its pods will be refused" in each)
+
+    plain = spaces()
+    (warning,) = warnings(plain, "latency")
+    assert "gpushare.io/allow-latency=true" in warning
+    assert warnings(plain, "throughput") == ()
+    assert warnings(spaces(**{"allow-latency": "true"}), "latency") == ()
+
+
 def until_given_an_account(api: ApiServer, path: str, pod: dict[str, Any]) -> None:
     """A new namespace takes a pod once it has its service account; ask until it does."""
     for _ in range(600):
