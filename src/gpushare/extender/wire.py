@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -226,7 +225,6 @@ def bind_result(error: str) -> bytes:
     return orjson.dumps({"Error": plain(error)})
 
 
-@lru_cache(maxsize=10_000)
 def plain(sentence: str) -> str:
     """Return the sentence without "%", because kube-scheduler uses our answer as a format string of its events."""
     return sentence.replace("%", " percent")

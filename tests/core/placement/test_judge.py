@@ -1,8 +1,17 @@
-"""The judge remembers its verdicts on the kinds of newcomers that it was asked about last."""
+"""The judge remembers its verdicts on the newcomers that it was asked about last, and not too much else."""
+
+from dataclasses import replace
 
 from gpushare.core.api import JobClass
-from gpushare.core.placement.judge import MOST_NEWCOMERS, Judge, Newcomer
+from gpushare.core.interference import Profile
+from gpushare.core.placement.judge import MOST_NEWCOMERS, MOST_SETS, Judge, Newcomer, most_remembered
+from gpushare.core.placement.known import KnownWorkload
+from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement.state import ClusterState
 from gpushare.data import default_model
+from gpushare.twin.contention import WORKLOADS
+
+H200 = "NVIDIA H200"
 
 
 class CountingJudge(Judge):
@@ -32,3 +41,46 @@ def test_a_newcomer_that_is_asked_about_again_and_again_is_not_judged_anew():
     assert len(judge.judged) == 1 + MOST_NEWCOMERS
     judge.verdicts(newcomer(1))
     assert judge.judged[-1] == newcomer(1), "of 257 the one that was asked about longest ago is forgotten"
+
+
+def one_gpu() -> ClusterState:
+    return ClusterState([NodeSpec("n", (GpuSpec("g", H200),))])
+
+
+def of_workload(number: int) -> PlacementRequest:
+    """A pod of a workload of its own, whose profile is all that is known of it."""
+    solo = WORKLOADS["gemm-fp16"]
+    profile = Profile(solo.solo, solo.iterations_per_s)
+    return PlacementRequest("pod", 200, known=KnownWorkload(f"w{number}@now", H200, 1.5, profile, f"w{number}"))
+
+
+def test_profiles_of_workloads_that_are_gone_are_forgotten():
+    judge, state = Judge(default_model), one_gpu()
+    neighbour = of_workload(0).as_tenant(0)
+    counts = []
+    for number in range(200):
+        judge.resident_sets(state)
+        judge.takes(of_workload(number), H200, [neighbour], 0.0)
+        counts.append(len(judge.table(H200)))
+        judge.forget()  # as when the GpuShare of the workload is gone
+    most = most_remembered(state.clients.size)
+    assert max(counts) < most + 20
+    assert len(judge.table(H200)) < most
+
+
+def test_sets_of_tenants_that_were_on_a_gpu_for_a_while_are_forgotten():
+    judge, state = Judge(default_model), one_gpu()
+    most = most_remembered(state.clients.size)
+    counts = []
+    for number in range(5 * most):
+        request = replace(PlacementRequest("pod", 200), max_slowdown=1.5 + number)
+        state.reserve("pod", Placement("n", ("g",)), request)
+        assert judge.set_at(int(judge.resident_sets(state)[0, 0])).members[0].max_slowdown == 1.5 + number
+        state.release("pod")
+        counts.append(len(judge.census(state)))
+    assert max(counts) <= most + state.clients.size + 2
+
+
+def test_a_large_cluster_remembers_as_many_sets_as_ever():
+    assert most_remembered(5000 * 8) == MOST_SETS
+    assert most_remembered(2) < most_remembered(200) < MOST_SETS

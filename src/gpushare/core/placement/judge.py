@@ -21,13 +21,21 @@ from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placeme
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 MOST_SETS: Final = 20_000
-"""Sets that are remembered beyond one for each GPU, about 1 KB each; with more, everything is computed anew."""
+SETS_PER_GPU: Final = 16
+LEAST_SETS: Final = 256
+"""Sets that are remembered beyond one for each GPU, at most 1 KB each and 27 bytes for each kind of newcomer; with
+more, everything is computed anew. That takes time for each GPU, so a small cluster remembers fewer."""
 MOST_NEWCOMERS: Final = 256
 """Kinds of newcomers whose verdicts are remembered, those that were asked about last."""
 MOST_IMAGINED_SETS: Final = 4096
 EMPTY: Final = 0
 """Id of the set without tenants."""
 _LEAST: Final = 1e-3
+
+
+def most_remembered(gpus: int) -> int:
+    """Return how many sets are remembered on a cluster, and how many members of sets on GPUs of one model."""
+    return min(MOST_SETS, LEAST_SETS + SETS_PER_GPU * gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,9 @@ class Judge:
         self._verdicts.clear()
         self._kinds, self._places_of_kind, self._held_percent, self._imagined = {}, [], [0], {}
         self._resident_as_of = (-1, -1)
-        self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
+        # Rows of workloads that are gone, or of their former profiles, are not asked for again.
+        most = most_remembered(self._resident.size)
+        self._tables = {model: table for model, table in self._tables.items() if len(table) < most}
 
     # -- sets of tenants ------------------------------------------------------------------------------------------
 
@@ -191,7 +201,7 @@ class Judge:
 
     def resident_sets(self, state: ClusterState) -> IntArray:
         """Return the id of the set of tenants on each GPU, (width, rows)."""
-        if len(self._sets) > MOST_SETS + state.clients.size:
+        if len(self._sets) > most_remembered(state.clients.size) + state.clients.size:
             self.forget()
         changed = state.changed_since(self._seen)
         if self._resident_as_of != (self.version, state.epoch) or changed is None:

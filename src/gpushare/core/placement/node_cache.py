@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushare.core.placement.shapes import Shape
-from gpushare.core.placement.state import ClusterState, IntArray, RowTable
+from gpushare.core.placement.state import MAX_TABLES, ClusterState, IntArray, RowTable
 
 Values = NDArray[Any]
 
@@ -22,6 +22,8 @@ def kept_by_row(
     tables = state.row_tables
     key = (what, shape)
     table = tables.get(key)
+    if table is not None:
+        tables.move_to_end(key)
     if table is not None and table.epoch == state.epoch and table.token == token:
         changed = state.changed_since(table.seen)
         if changed is not None:
@@ -31,4 +33,7 @@ def kept_by_row(
             return table.values
     values = evaluate(np.arange(len(state.alive)))
     tables[key] = RowTable(values, token, state.epoch, state.change_count)
+    # A new table is the last one, and up to date. Those before it that can only be computed anew are of no use.
+    while len(tables) > MAX_TABLES or state.row_changes.is_forgotten(next(iter(tables.values())).seen):
+        tables.popitem(last=False)
     return values

@@ -5,19 +5,19 @@ shape (width, rows), one line per GPU slot of the widest node, so that a test ov
 contiguous memory. A slot that a node does not have is `present == False` with nothing free.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.closed_gpus import ClosedGpu, ClosedGpus, ProbationTerm
 from gpushare.core.placement.reservations import Journal, Reservation, Snapshot
+from gpushare.core.placement.row_changes import RowChanges
 from gpushare.core.placement.shapes import (
     GPU_MILLI,
     MILLI_PER_PERCENT,
@@ -92,10 +92,9 @@ class ClusterState:
         """Rises when rows or models are added; every cache by row is then invalid."""
         self.nodes_version = 0
         """Rises when a node comes or goes; rows must then be looked up by name again."""
-        self.row_tables: LRUCache[tuple[str, Shape], RowTable] = LRUCache(MAX_TABLES)
-        """The cache of `gpushare.core.placement.node_cache`."""
-        self._changes: list[int] = []
-        self._changes_forgotten = 0
+        self.row_tables: OrderedDict[tuple[str, Shape], RowTable] = OrderedDict()
+        """The cache of `gpushare.core.placement.node_cache`, least recently used first."""
+        self.row_changes = RowChanges()
         self._model_ids: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._rows: dict[str, int] = {}
@@ -361,14 +360,11 @@ class ClusterState:
     @property
     def change_count(self) -> int:
         """Return the number of row changes so far, for `changed_since`."""
-        return self._changes_forgotten + len(self._changes)
+        return self.row_changes.count
 
     def changed_since(self, count: int) -> IntArray | None:
         """Return the rows changed since `change_count` was `count`, each once; None if that is too long ago."""
-        if count < self._changes_forgotten:
-            return None
-        recent = self._changes[count - self._changes_forgotten :]
-        return np.array(sorted(set(recent)), np.int64) if len(recent) > 1 else np.array(recent, np.int64)
+        return self.row_changes.since(count)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -491,11 +487,7 @@ class ClusterState:
         return self._model_ids[model]
 
     def _touch(self, row: int) -> None:
-        self._changes.append(row)
-        if len(self._changes) > 4 * len(self._row_names) + 65_536:
-            dropped = len(self._changes) // 2
-            del self._changes[:dropped]
-            self._changes_forgotten += dropped
+        self.row_changes.add(row, len(self._row_names))
 
     def _log(self, pod_uid: str, reservation: Reservation | None) -> None:
         if self._journal.open_snapshots:

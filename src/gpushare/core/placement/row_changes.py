@@ -1,0 +1,43 @@
+"""The rows of a cluster's state that changed lately: what is computed by row is updated only there."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHANGES_PER_ROW: Final = 16
+LEAST_CHANGES: Final = 256
+"""Most changes that are listed: so many for each row, and so many more. By then most rows have changed, and an
+update costs what computing everything anew does."""
+
+
+class RowChanges:
+    """The latest changes in order, of which the older half is dropped where there are too many."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._dropped = 0
+
+    @property
+    def count(self) -> int:
+        """Return the number of changes so far."""
+        return self._dropped + len(self._rows)
+
+    def add(self, row: int, of_rows: int) -> None:
+        """Record that one of so many rows has changed."""
+        self._rows.append(row)
+        if len(self._rows) > CHANGES_PER_ROW * of_rows + LEAST_CHANGES:
+            older = len(self._rows) // 2
+            del self._rows[:older]
+            self._dropped += older
+
+    def is_forgotten(self, count: int) -> bool:
+        """Return whether it is unknown which rows have changed since `count` was the number of changes."""
+        return count < self._dropped
+
+    def since(self, count: int) -> NDArray[np.int64] | None:
+        """Return the rows changed since `count` was the number of changes, each once; None if it is forgotten."""
+        if self.is_forgotten(count):
+            return None
+        recent = self._rows[count - self._dropped :]
+        return np.array(sorted(set(recent)), np.int64) if len(recent) > 1 else np.array(recent, np.int64)
