@@ -122,6 +122,26 @@ def test_what_is_said_of_the_same_jobs_as_pods_is_what_the_records_say(tmp_path:
             assert re.search(rf"\| {count} \| {mean} \| [^|]*\| {re.escape(bias)} \| {high} \|", report), line
 
 
+def test_what_is_said_of_a_third_of_the_shares_is_what_the_records_say(tmp_path: Path) -> None:
+    records = opened("h200-12-small-shares", tmp_path)
+    section = PAGE.split("## A third of the shares, as pods")[1].split("\n## ")[0]
+    found = runs(records)
+    assert {run.policy for run in found} == set(TITLES) - {"fifo"}
+    for run in found:
+        assert row(run) in section, row(run)
+    (ours,) = (run for run in found if run.policy == "gpushare")
+    words = {"time-slicing": "time slicing", "mps-equal": "equal parts", "mps-pairs": "uncapped pairs"}
+    for run in found:
+        if run is not ours:
+            title = words.get(run.policy, "hard caps")
+            assert f"over that of {title} | {ours.makespan / run.makespan:.2f} |" in section, run.policy
+    assert f"job-seconds below the promise | {100 * ours.below_ratio:.1f}% |" in section
+    report = "\n".join(accuracy.report(accuracy.accuracy(records)))
+    for what, error in re.findall(r"\| (predicted|inferred),[^|]*\| ([0-9.]+) \|", section):
+        assert re.search(rf"\| {what}, each [^|]*beside others \| \d+ \| {error} \|", report), what
+    assert {job["share"] for job in records.of("job")} <= set(range(10, 20))
+
+
 def test_what_is_said_of_promises_relative_to_whole_jobs_is_what_the_records_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
