@@ -41,8 +41,8 @@ def before_imports() -> None:
 def late_timers() -> Iterator[None]:
     """Let the threads that are started meanwhile wake up from a timed wait up to a second late (prctl(2)).
 
-    gRPC's pool has a thread for each core, 4 to 16, and each looks for work three times a second: on an H200's
-    machine that was a fifth of the agent's processor time. Work itself wakes a thread at once, late or not;
+    gRPC's pool has a thread for each core, 4 to 16, and each looks for work up to three times a second: on an
+    H200's machine that was a fifth of the agent's processor time. Work itself wakes a thread at once, late or not;
     deadlines of calls may be kept a second late.
     """
     libc = glibc()

@@ -51,7 +51,7 @@ class Moment:
         found = [row for row in self.rows if self.programs.get(row.pod) == program]
         return min(found, key=lambda row: row.state == "Terminating", default=None)
 
-    def leave(self, program: str) -> bool:
+    def is_leaving(self, program: str) -> bool:
         """Return whether a pod of a program is leaving and has not ended yet."""
         return any(row.state == "Terminating" for row in self.rows if self.programs.get(row.pod) == program)
 

@@ -42,6 +42,7 @@ VALUE_SETS: dict[str, Json] = {
         "scheduler": {"replicas": 1},
         "nodes": {"affinity": {}, "tolerations": []},
         "nameOverride": "share",
+        "policy": {"restricted": []},
     },
 }
 VALUES = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from installed import lacking
-from tests.chart.chartobjects import PODS
+from tests.chart.chartobjects import PODS, SHARES
 
 from gpushare.core.api import names
 
@@ -179,13 +179,18 @@ def installed(api: ApiServer, render: Render) -> Iterator[ApiServer]:
             assert answer.code in (201, 409), answer.message
             if answer.code == 201:
                 made.append(f"{path}/{item['metadata']['name']}")
-    allowed = ("gpushare.io/allow-latency", "gpushare.io/allow-isolated")
-    _label_default_namespace(api, dict.fromkeys(allowed, "true"))
-    _wait_until_enforced(api)
-    yield api
-    _label_default_namespace(api, dict.fromkeys(allowed))
-    for path in made:
-        api.call("DELETE", path)
+    labels = api.call("GET", "/api/v1/namespaces/default").body["metadata"]["labels"]
+    try:
+        _label_default_namespace(api, dict.fromkeys(ALLOWED, "true"))
+        _wait_until_enforced(api)
+        yield api
+    finally:
+        _label_default_namespace(api, {key: labels.get(key) for key in ALLOWED})
+        for path in made:
+            api.call("DELETE", path)
+
+
+ALLOWED = ("gpushare.io/allow-latency", "gpushare.io/allow-isolated")
 
 
 def _label_default_namespace(api: ApiServer, labels: Mapping[str, str | None]) -> None:
@@ -205,19 +210,29 @@ def accounts(installed: ApiServer) -> dict[str, str]:
 
 
 def _wait_until_enforced(api: ApiServer) -> None:
-    """New definitions and policies take a moment; ask until both answer."""
+    """New definitions, policies and labels take a moment; ask until all of them answer.
+
+    Namespace kube-public has none of the labels that allow class latency and isolation.
+    """
     share = {"apiVersion": "gpushare.io/v1alpha1", "kind": "GpuShare", "metadata": {"name": "probe"}}
     decided = _pod("probe", {"gpushare.io/gpu": "GPU-1"})
     grabbing = _pod("probe")
     grabbing["spec"]["containers"][0]["resources"] = {"limits": {"gpushare.io/share": "1"}}
+    latency = {**share, "spec": {"class": "latency"}}
+    isolated = {**share, "spec": {"faultDomain": "isolated"}}
+    probes = (
+        (201, SHARES, {**share, "spec": {**latency["spec"], **isolated["spec"]}}),
+        (403, SHARES.replace("default", "kube-public"), latency),
+        (403, SHARES.replace("default", "kube-public"), isolated),
+        (403, PODS.replace("default", "kube-public"), _pod("probe", {names.CLASS: "latency"})),
+        (403, PODS, decided),
+        (403, PODS, grabbing),
+    )
     for _ in range(600):
-        first = api.call("POST", "/apis/gpushare.io/v1alpha1/namespaces/default/gpushares", share, dry_run=True)
-        others = [
-            api.call("POST", "/api/v1/namespaces/default/pods", pod, dry_run=True) for pod in (decided, grabbing)
-        ]
-        if first.code == 201 and all(other.code == 403 for other in others):
+        answers = [(code, api.call("POST", path, body, dry_run=True)) for code, path, body in probes]
+        if all(code == answer.code for code, answer in answers):
             return
-    raise AssertionError(f"not enforced: {first.code} {first.message}; {[other.message for other in others]}")
+    raise AssertionError(f"not enforced: {[(answer.code, answer.message) for _, answer in answers]}")
 
 
 def _pod(name: str, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> Json:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from livecluster import wait_for
 from tests.chart.chartobjects import PODS, SHARES, share
 
 from gpushare.core.api import names
@@ -210,31 +211,47 @@ def test_latency_and_isolation_need_a_namespace_that_allows_them(
     assert installed.call("POST", shares, isolated, dry_run=True).code == 201
 
 
-@pytest.mark.parametrize("plural", ["deployments", "jobs"])
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job"])
 def test_who_applies_a_template_of_class_latency_is_warned_where_its_pods_will_be_refused(
-    installed: ApiServer, spaces: Callable[..., str], plural: str
+    installed: ApiServer, spaces: Callable[..., str], kind: str
 ) -> None:
-    group, kind = {"deployments": ("apps", "Deployment"), "jobs": ("batch", "Job")}[plural]
+    group = "batch" if kind == "Job" else "apps"
 
     def warnings(space: str, job_class: str) -> tuple[str, ...]:
         metadata = {"labels": {"app": "a"}, "annotations": {names.CLASS: job_class}}
-        containers = [{"name": "main", "image": "none"}]
-        spec: dict[str, Any] = {"template": {"metadata": metadata, "spec": {"containers": containers}}}
-        if kind == "Deployment":
-            spec |= {"selector": {"matchLabels": {"app": "a"}}}
-        else:
+        spec: dict[str, Any] = {"containers": [{"name": "main", "image": "none"}]}
+        spec = {"template": {"metadata": metadata, "spec": spec}}
+        if kind == "Job":
             spec["template"]["spec"]["restartPolicy"] = "Never"
+        else:
+            spec["selector"] = {"matchLabels": {"app": "a"}}
         body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
-        path = f"/apis/{group}/v1/namespaces/{space}/{plural}"
+        path = f"/apis/{group}/v1/namespaces/{space}/{kind.lower()}s"
         answer = installed.call("POST", path, body, dry_run=True)
         assert answer.code == 201, answer.message
         return tuple(each for each in answer.warnings if "its pods will be refused" in each)
 
     plain = spaces()
+    wait_for("the warning", lambda: warnings(plain, "latency"), seconds=30)
     (warning,) = warnings(plain, "latency")
     assert "gpushare.io/allow-latency=true" in warning
     assert warnings(plain, "throughput") == ()
     assert warnings(spaces(**{"allow-latency": "true"}), "latency") == ()
+
+
+def test_who_changes_a_deployment_of_class_latency_is_warned_too(
+    installed: ApiServer, spaces: Callable[..., str]
+) -> None:
+    metadata = {"labels": {"app": "a"}, "annotations": {names.CLASS: "latency"}}
+    template = {"metadata": metadata, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "a"}}, "template": template}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
+    path = f"/apis/apps/v1/namespaces/{spaces()}/deployments"
+    assert installed.call("POST", path, body).code == 201
+    change, merge = {"spec": {"minReadySeconds": 1}}, "application/merge-patch+json"
+    answer = installed.call("PATCH", f"{path}/a", change, content_type=merge)
+    assert answer.code == 200, answer.message
+    assert any("its pods will be refused" in each for each in answer.warnings)
 
 
 def until_given_an_account(api: ApiServer, path: str, pod: dict[str, Any]) -> None:

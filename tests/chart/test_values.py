@@ -245,8 +245,8 @@ def test_the_guide_counts_the_admission_policies_that_are_installed(
 ) -> None:
     assert len(of_kind(render({"policy": policy}), "ValidatingAdmissionPolicy")) == count
     written = {
-        8: "with an empty list there are three less",
-        9: "without `latency` in `policy.restricted` there are two less",
+        8: "with an empty list there are three fewer",
+        9: "without `latency` in `policy.restricted` there are two fewer",
         11: "Eleven ValidatingAdmissionPolicies",
         12: "With `policy.refuseAboveBaseline` there is one more",
     }

@@ -61,7 +61,7 @@ class Churn:
 
 
 def reached(roots: Iterable[object], besides: Iterable[object]) -> Iterator[object]:
-    """Everything that these objects keep alive, without the code and without what is besides."""
+    """Everything that these objects keep alive, but not what is besides, nor code and its caches."""
     rest = list(roots)
     seen = {id(one) for one in (*rest, *besides)}
     while rest:

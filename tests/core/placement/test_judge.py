@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from gpushare.core.api import JobClass
 from gpushare.core.interference import Profile
+from gpushare.core.placement import judge as judge_module
+from gpushare.core.placement.caution import Cautious
 from gpushare.core.placement.judge import MOST_NEWCOMERS, MOST_SETS, Judge, Newcomer, most_remembered
 from gpushare.core.placement.known import KnownWorkload
+from gpushare.core.placement.policies.classic import BestFit
 from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.core.placement.state import ClusterState
 from gpushare.data import default_model
@@ -84,3 +90,27 @@ def test_sets_of_tenants_that_were_on_a_gpu_for_a_while_are_forgotten():
 def test_a_large_cluster_remembers_as_many_sets_as_ever():
     assert most_remembered(5000 * 8) == MOST_SETS
     assert most_remembered(2) < most_remembered(200) < MOST_SETS
+
+
+def test_what_a_newcomer_adds_is_of_the_sets_as_they_are_numbered_then(monkeypatch):
+    placed, asked = of_workload(0), replace(of_workload(1), share_milli=300)
+    unnamed = replace(asked, known=replace(asked.known, name=""))
+    state = ClusterState([NodeSpec("n", (GpuSpec("g", H200), GpuSpec("h", H200)))])
+    judge = Judge(default_model)
+    for number in range(1 + state.clients.size):  # sets with earlier numbers than that of the one that stays
+        state.reserve(
+            "pod", Placement("n", ("g",)), replace(PlacementRequest("pod", 200), max_slowdown=1.5 + number)
+        )
+        judge.resident_sets(state)
+        state.release("pod")
+    state.reserve("pod", Placement("n", ("h",)), placed)
+    judge.resident_sets(state)
+    rows = np.array([0])
+    gains = Cautious(BestFit(), judge, unnamed, 0.0)._gains_of(state, rows)
+    monkeypatch.setattr(judge_module, "LEAST_SETS", 0)
+    monkeypatch.setattr(judge_module, "SETS_PER_GPU", 0)
+    version = judge.version
+    again = Cautious(BestFit(), judge, unnamed, 0.0)._gains_of(state, rows)
+    assert judge.version > version, "the sets were numbered anew"
+    assert again == pytest.approx(gains, abs=1e-5)
+    assert gains[0, 0] > gains[1, 0], "an empty GPU gains more"

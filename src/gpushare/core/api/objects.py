@@ -128,7 +128,8 @@ class GpuShareSpec:
     )
     fault_domain: FaultDomain | None = described(
         "shared accepts neighbours on the GPU; an illegal memory access of any tenant ends all tenants of a GPU "
-        "(a property of MPS). isolated gets a whole GPU and is charged for it. Default: shared.",
+        "(a property of MPS). isolated gets a whole GPU and is charged for it; its namespace has to allow it. "
+        "Default: shared.",
         default=None,
     )
     profile: ProfileSpec | None = described("How the workload is profiled.", default=None)

@@ -117,9 +117,8 @@ class Cautious:
 
     def _gains_of(self, state: ClusterState, rows: IntArray) -> FloatArray:
         """Return the summed progress that the newcomer adds to the GPUs of rows, (width, rows)."""
-        gains: FloatArray = self._judge.verdicts(self.newcomer).gains[
-            self._judge.resident_sets(state).take(rows, 1)
-        ]
+        sets = self._judge.resident_sets(state).take(rows, 1)  # first: it may number the sets anew
+        gains: FloatArray = self._judge.verdicts(self.newcomer).gains[sets]
         return gains
 
     def _worth(self, policy: WorthPolicy, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:

@@ -34,7 +34,7 @@ _LEAST: Final = 1e-3
 
 
 def most_remembered(gpus: int) -> int:
-    """Return how many sets are remembered on a cluster, and how many members of sets on GPUs of one model."""
+    """Return how many sets are remembered on a cluster, and with how many members `forget` drops a model's."""
     return min(MOST_SETS, LEAST_SETS + SETS_PER_GPU * gpus)
 
 
