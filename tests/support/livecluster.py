@@ -228,7 +228,8 @@ class Namespace:
         def account() -> bool:
             return cluster.try_kubectl("-n", self.name, "get", "serviceaccount", "default").code == 0
 
-        wait_for("the namespace's service account", account)
+        # kube-controller-manager makes it, which lists anew up to a minute after a test has restarted the API server.
+        wait_for("the namespace's service account", account, seconds=180)
 
     def allow(self, *privileges: str) -> None:
         """Let its pods have these, of `PRIVILEGES`, and no others."""
