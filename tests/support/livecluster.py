@@ -228,7 +228,7 @@ class Namespace:
         def account() -> bool:
             return cluster.try_kubectl("-n", self.name, "get", "serviceaccount", "default").code == 0
 
-        # kube-controller-manager makes it, which lists anew up to a minute after a test has restarted the API server.
+        # kube-controller-manager makes it, which lists anew a minute after the API server has restarted.
         wait_for("the namespace's service account", account, seconds=180)
 
     def allow(self, *privileges: str) -> None:
