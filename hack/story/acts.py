@@ -105,7 +105,7 @@ def _went_elsewhere(moment: Moment) -> str | None:
 
 
 def _keep_their_promises(moment: Moment) -> str | None:
-    if moment.is_leaving(ETL):  # until it has ended, its share is taken where backup is to go
+    if moment.is_leaving(ETL):  # its share is taken until it has ended, where backup is to go
         return None
     if not all(_is_kept(moment.row(program)) for program in FIRST):
         return None

@@ -254,6 +254,26 @@ def test_who_changes_a_deployment_of_class_latency_is_warned_too(
     assert any("its pods will be refused" in each for each in answer.warnings)
 
 
+def test_a_gpushare_that_has_the_class_keeps_it_where_the_label_is_gone(
+    installed: ApiServer, spaces: Callable[..., str]
+) -> None:
+    space, merge = spaces(**{"allow-latency": "true"}), "application/merge-patch+json"
+    shares = SHARES.replace("default", space)
+    for name, spec in (("has", {"class": "latency"}), ("wants", {})):
+        assert installed.call("POST", shares, share(spec, name)).code == 201
+    label = {"metadata": {"labels": {"gpushare.io/allow-latency": None}}}
+    assert installed.call("PATCH", f"/api/v1/namespaces/{space}", label, content_type=merge).code == 200
+
+    def change(name: str, **spec: Any) -> int:
+        return int(
+            installed.call("PATCH", f"{shares}/{name}", {"spec": spec}, content_type=merge, dry_run=True).code
+        )
+
+    wants = {"class": "latency"}
+    wait_for("the label gone", lambda: change("wants", **wants) == 403, seconds=30)
+    assert change("has", maxSlowdown=2) == 200
+
+
 def until_given_an_account(api: ApiServer, path: str, pod: dict[str, Any]) -> None:
     """A new namespace takes a pod once it has its service account; ask until it does."""
     for _ in range(600):
