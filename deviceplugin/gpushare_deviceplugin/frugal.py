@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from gpushare.runtime.heap import glibc  # loads nothing else
@@ -13,9 +11,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 # glibc's initial value; set explicitly, so that it does not grow with freed memory
 _LARGE_BYTES: Final = 128 * 1024
-_PR_SET_TIMERSLACK: Final = 29  # sys/prctl.h
-_PR_SET_THP_DISABLE: Final = 41
-LATE_NANOSECONDS: Final = 1_000_000_000
+_PR_SET_THP_DISABLE: Final = 41  # sys/prctl.h
 
 
 def before_imports() -> None:
@@ -35,23 +31,3 @@ def before_imports() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         no = ctypes.c_ulong(0)
         libc.prctl(_PR_SET_THP_DISABLE, ctypes.c_ulong(1), no, no, no)  # a kernel that refuses changes nothing
-
-
-@contextmanager
-def late_timers() -> Iterator[None]:
-    """Let the threads that are started meanwhile wake up from a timed wait up to a second late (prctl(2)).
-
-    gRPC's pool has a thread for each core, 4 to 16, and each looks for work up to three times a second: on an
-    H200's machine that was a fifth of the agent's processor time. Work itself wakes a thread at once, late or not;
-    deadlines of calls may be kept a second late.
-    """
-    libc = glibc()
-    if libc is None:
-        yield
-        return
-    no = ctypes.c_ulong(0)
-    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(LATE_NANOSECONDS), no, no, no)
-    try:
-        yield
-    finally:
-        libc.prctl(_PR_SET_TIMERSLACK, no, no, no, no)  # this thread's own as it was

@@ -7,8 +7,6 @@ from typing import Final
 
 import grpc
 
-from gpushare_deviceplugin.frugal import late_timers
-
 # sun_path of unix(7) is 108 bytes with the closing zero.
 MAX_PATH_BYTES: Final = 107
 # The limit that kubelet sets for PodResources; gRPC's default is 4 MiB.
@@ -28,8 +26,7 @@ def open_channel(socket: Path) -> grpc.aio.Channel:
     Raises:
         OSError: the path is too long for a unix socket.
     """
-    with late_timers():
-        return grpc.aio.insecure_channel(_address(socket), options=_CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(_address(socket), options=_CHANNEL_OPTIONS)
 
 
 def bind_server(socket: Path) -> grpc.aio.Server:
@@ -39,8 +36,7 @@ def bind_server(socket: Path) -> grpc.aio.Server:
         OSError: the path is too long for a unix socket.
         RuntimeError: gRPC could not bind; it logs why.
     """
-    with late_timers():
-        server = grpc.aio.server()  # no limit on streams: gRPC would reset those above it instead of queueing them
+    server = grpc.aio.server()  # no limit on streams: gRPC would reset those above it instead of queueing them
     server.add_insecure_port(_address(socket))
     return server
 

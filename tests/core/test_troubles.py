@@ -38,6 +38,7 @@ from gpushare_operator import metrics as operator_metrics
 from gpushare_operator import retractor
 from gpushare_operator.metrics import EvictionRefusal
 
+RESTRICTED = PAGE.parents[2] / "helm" / "gpushare" / "templates" / "policies" / "restricted.yaml"
 WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU is unhealthy"
 HELD, OTHERWISE = "A process waits and says nothing", "A process is ended, or is not what was decided"
 OUTSIDE, UNTHROTTLED = "The pod does not use MPS", "A promise is broken, and nobody is throttled"
@@ -171,6 +172,13 @@ def saying(module: ModuleType, *parts: str) -> list[str]:
     return found
 
 
+def by_policy(sentence: str) -> list[str]:
+    """A sentence with which a policy of the chart refuses a pod."""
+    found = [one for one in re.split(r"\n---", RESTRICTED.read_text()) if sentence in " ".join(one.split())]
+    assert [one for one in found if "resources: [pods]" in one], f"no policy says {sentence!r}"
+    return [sentence]
+
+
 # kubelet's, of a pod that came to it while no agent served (seen 2026-11, docs/adr/0160).
 REJECTION = (
     "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices"
@@ -187,6 +195,7 @@ def said_by_heading() -> dict[str, list[str]]:
             str(fraction),
             *review.warnings(misspelt)[:1],
             *saying(review, "GpuShares with a selector already"),
+            *by_policy("class latency needs a namespace with the label gpushare.io/allow-latency=true"),
         ],
         WAITS: why_it_waits(),
         REJECTED: [

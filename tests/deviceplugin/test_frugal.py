@@ -81,44 +81,6 @@ asyncio.run(main())
 """
 
 
-SLACK = """
-import asyncio, os, sys, threading
-from gpushare_deviceplugin import frugal
-frugal.before_imports()
-from gpushare_deviceplugin.rpc import bind_server, open_channel
-from pathlib import Path
-
-def own():
-    return Path(f"/proc/{threading.get_native_id()}/timerslack_ns").read_text().strip()
-
-def slack():
-    found = {}
-    for thread in os.listdir("/proc/self/task"):
-        name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-        found.setdefault(name, set()).add(int(Path(f"/proc/{thread}/timerslack_ns").read_text()))
-    return found
-
-async def main():
-    server = bind_server(Path(sys.argv[1]))
-    await server.start()
-    async with open_channel(Path(sys.argv[1])):
-        print(*slack()["event_engine"])
-        print(await asyncio.to_thread(own))
-        print(own())
-    await server.stop(0)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="the slack of other threads is read with CAP_SYS_NICE")
-def test_the_threads_of_grpcs_pool_may_wake_up_late_and_the_agents_own_may_not(short_path: Path) -> None:
-    command = [sys.executable, "-c", SLACK, str(short_path / "a.sock")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == ["1000000000", "50000", "50000"], done.stderr
-
-
 @pytest.mark.slow
 def test_grpc_and_the_forecasters_process_do_not_disturb_each_other(short_path: Path) -> None:
     command = [sys.executable, "-c", FORK, str(short_path / "a.sock")]

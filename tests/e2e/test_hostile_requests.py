@@ -11,6 +11,7 @@ import pytest
 from hostiletenant import STRATEGIC, HostileTenant, Said
 from livecluster import PRIVILEGES, RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
 from tests.e2e.test_upgrade import upgrade
+from troubles import says
 
 from gpushare.core.api import names
 
@@ -304,7 +305,10 @@ def above_baseline(hostile: HostileTenant, spec: Json, context: Json) -> Json:
 
 
 def test_class_latency_needs_the_namespaces_label(tightened: HostileTenant) -> None:
-    tries(tightened, asking(tightened, **{"class": "latency"})).refused("gpushare.io/allow-latency=true")
+    answer = tries(tightened, asking(tightened, **{"class": "latency"}))
+    answer.refused("gpushare.io/allow-latency=true")
+    sentence = "class latency needs a namespace with the label gpushare.io/allow-latency=true"
+    assert says("The pod is refused at `kubectl apply`", sentence, answer.message)
     latency = {"class": "latency"}
     tightened.call("POST", tightened.shares, share("latency", latency)).refused("gpushare.io/allow-latency=true")
     tightened.merge(f"{tightened.shares}/own", {"spec": latency}).refused("gpushare.io/allow-latency=true")

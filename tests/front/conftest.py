@@ -81,7 +81,7 @@ class FrontProcess:
         if is_so:
             (self.root / name).touch()
         else:
-            (self.root / name).unlink()
+            (self.root / name).unlink(missing_ok=True)
 
     @property
     def agent_pid(self) -> int:
