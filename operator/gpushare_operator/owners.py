@@ -12,6 +12,8 @@ from gpushare.kube import Api, Forbidden, NotFound, Resource
 
 _log = logging.getLogger(__name__)
 _MOST_REMEMBERED: Final = 20_000
+# A Deployment's pod has two, a CronJob's too. Whoever may write Jobs may let them own themselves or each other.
+_MOST_OWNERS: Final = 8
 _KINDS: Final = {
     "ReplicaSet": Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),
     "Job": Resource("batch", "v1", "jobs", "Job", namespaced=True),
@@ -33,6 +35,8 @@ class Owners:
     async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
         """Return the pod's owners, from its controller to the object that a user created; a bare pod owns itself.
 
+        Objects that own each other in a circle count once each, and no more than eight owners count.
+
         Raises:
             OwnerGoneError: an owner no longer exists.
             ApiError: the API server cannot be asked now.
@@ -40,11 +44,13 @@ class Owners:
         owner = admission.controller_of(pod)
         if owner is None:
             return (admission.pod_as_owner(pod),)
-        found = [owner]
-        while admission.may_have_owner(owner) and (above := await self._controller(namespace, owner)) is not None:
-            found.append(above)
-            owner = above
-        return tuple(found)
+        found = {owner.uid: owner}
+        while len(found) < _MOST_OWNERS and admission.may_have_owner(owner):
+            above = await self._controller(namespace, owner)
+            if above is None or above.uid in found:
+                break
+            found[above.uid] = owner = above
+        return tuple(found.values())
 
     async def _controller(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
         if owner.uid in self._above:

@@ -1,7 +1,10 @@
 """Owners of pods are asked for once, for as long as they are in use."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
+
+import pytest
 
 from gpushare.kube.fake import FakeApi
 from gpushare_operator.owners import Owners
@@ -31,3 +34,43 @@ async def test_who_is_in_use_is_remembered_and_who_was_used_longest_ago_forgotte
         (owner,) = await owners.chain("team", pod_of(job))
         assert owner.name == job
     assert api.asked == ["a", "b", "c", "b"]
+
+
+class OwnedApi(FakeApi):
+    """Jobs that have other Jobs as their controllers, and how often any was asked for."""
+
+    def __init__(self, above: Mapping[str, str]) -> None:
+        super().__init__()
+        self.above = above
+        self.asked = 0
+
+    async def get(self, resource: Any, name: str, *, namespace: str | None = None) -> dict[str, Any]:
+        self.asked += 1
+        references = pod_of(self.above[name])["metadata"]["ownerReferences"] if name in self.above else []
+        metadata = {"name": name, "uid": f"uid-{name}", "namespace": namespace, "ownerReferences": references}
+        return {"metadata": metadata}
+
+
+@pytest.mark.parametrize(
+    ("above", "names"),
+    [
+        ({"a": "a"}, ["a"]),
+        ({"a": "b", "b": "a"}, ["a", "b"]),
+        ({"a": "b", "b": "c", "c": "b"}, ["a", "b", "c"]),
+        ({"a": "b", "b": "c"}, ["a", "b", "c"]),
+    ],
+)
+async def test_jobs_that_own_each_other_in_a_circle_do_not_hold_the_operator(
+    above: Mapping[str, str], names: list[str]
+) -> None:
+    owners = Owners(OwnedApi(above))
+    for _ in range(2):  # the second time nothing is asked for, so nothing waits
+        chain = await asyncio.wait_for(owners.chain("team", pod_of("a")), 10)
+        assert [owner.name for owner in chain] == names
+
+
+async def test_a_long_chain_of_jobs_costs_few_requests() -> None:
+    api = OwnedApi({f"j{number}": f"j{number + 1}" for number in range(1000)})
+    chain = await Owners(api).chain("team", pod_of("j0"))
+    assert len(chain) == 8
+    assert api.asked < 8
