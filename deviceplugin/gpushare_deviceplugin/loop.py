@@ -253,6 +253,8 @@ class Loop:
         before, state = gpu.actions, gpu.watch
         settings = replace(self._settings, can_throttle=self._settings.can_throttle and not problem)
         gpu.watch, gpu.actions = watch(state, window, now, settings)
+        if now - gpu.watch.seen_at >= settings.blind_seconds:
+            gpu.known = frozenset()
         is_told = gpu.actions.broken or gpu.rules or _log.isEnabledFor(logging.DEBUG)  # else it costs nothing
         if window is not None and is_told:
             self._log_step(uuid, gpu, explain(state, gpu.watch, window, now, settings))

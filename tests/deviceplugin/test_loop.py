@@ -391,6 +391,28 @@ def test_a_tenant_that_sleeps_has_no_broken_promise(node: Node) -> None:
     assert node.truth("victim") >= promise(node, "victim")
 
 
+def test_a_throttled_pod_whose_container_starts_anew_soon_runs_free(node: Node) -> None:
+    node.windows(10)
+    assert node.asked()["bad"] < 1.0
+    node.asleep = {"bad"}
+    node.windows(40)
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+    node.asleep = set()
+    node.windows(10)
+    assert node.asked()["bad"] < 1.0
+
+
+def test_nothing_is_told_of_a_promise_when_mps_does_not_serve_for_long(node: Node) -> None:
+    node.windows(60)
+    assert node.loop.is_broken(GPU_A, "uid-victim") is False
+    gate = replace(node.gate(), state=GateState.DOWN)
+    for second in range(40):
+        sample = GpuSample(node.seen, 1.0, 900, 0.9)
+        node.clock.now += 1.0
+        node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, sample))
+        assert (node.loop.is_broken(GPU_A, "uid-victim") is None) == (second >= 29)
+
+
 def test_counters_that_stand_still_or_are_missing_lead_to_nothing(node: Node) -> None:
     gate = node.gate()
     for _ in range(40):

@@ -31,6 +31,7 @@ class Plant:
     costs: dict[str, float]
     alone: float = 0.03
     progress: float | None = 0.95
+    active: bool = True
     promise: float = 0.3
     can_throttle: bool = True
     state: GpuWatch = field(default_factory=GpuWatch)
@@ -59,7 +60,9 @@ class Plant:
                 SloSign(value > TARGET, self.signed_at, value, "p99 is too long") if self.readable else None
             )
             self.signed_at = self.now
-        web = WatchedTenant("web", JobClass.LATENCY, 0.6, self.progress, 0.03, 1.0, slo=self.sign)
+        web = WatchedTenant(
+            "web", JobClass.LATENCY, 0.6, self.progress, 0.03, 1.0, active=self.active, slo=self.sign
+        )
         others = [
             WatchedTenant(
                 uid,
@@ -99,9 +102,12 @@ class Plant:
         return [note for actions in self.seen for note in actions.notes if note.reason is reason]
 
 
-@pytest.mark.parametrize("progress", [0.95, None])
-def test_a_missed_target_is_met_again_by_throttling_whatever_is_inferred(progress):
-    plant = Plant({"a": 0.05, "b": 0.0}, progress=progress).run(30)
+@pytest.mark.parametrize(
+    ("progress", "active"), [(0.95, True), (None, True), (0.0, True), (0.015, True), (0.04, False)]
+)
+def test_a_missed_target_is_met_again_by_throttling_whatever_is_inferred(progress, active):
+    """A server with few requests, or one that its neighbours starve, looks asleep to the counters."""
+    plant = Plant({"a": 0.05, "b": 0.0}, progress=progress, active=active).run(30)
     assert plant.seen[6].missed == ("web",)
     assert not any(actions.broken for actions in plant.seen), "its promise is kept"
     plant.run(30)
@@ -111,6 +117,12 @@ def test_a_missed_target_is_met_again_by_throttling_whatever_is_inferred(progres
     assert not plant.seen[-1].retract
     assert plant.notes(WatchReason.THROTTLED)
     assert "misses its target: p99 is too long" in plant.notes(WatchReason.THROTTLED)[0].message
+
+
+def test_who_costs_a_target_that_no_throttle_meets_leaves_though_the_server_looks_asleep():
+    plant = Plant({"a": 0.3}, progress=0.015, promise=0.5).obeys(300)
+    assert [leaving for _, leaving in plant.asked] == ["a"]
+    assert plant.quantile() <= TARGET
 
 
 def test_nobody_is_throttled_below_its_own_promise():

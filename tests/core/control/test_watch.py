@@ -188,6 +188,42 @@ def test_windows_that_cannot_be_used_change_nothing_and_after_long_free_everyone
     assert not seen[-1].duties
 
 
+@pytest.mark.parametrize("useless", [None, WatchWindow(0.0, HOPELESS, usable=False, why_not="MPS does not serve")])
+def test_nobody_is_to_leave_and_nothing_is_broken_when_nothing_was_seen_for_long(useless):
+    """An eviction that a budget delays must not come by what was seen hours ago."""
+    state, seen = watched(*[HOPELESS] * 60)
+    assert (seen[-1].retract, seen[-1].broken) == ("c", ("a",))
+    windows = [None if useless is None else replace(useless, ends_at=60.0 + n) for n in range(1, 41)]
+    state, after = watched(*windows, state=state, start=60.0)
+    assert [actions.retract for actions in after[:28]] == ["c"] * 28
+    assert (after[-1].retract, after[-1].broken, after[-1].duties) == (None, (), {})
+    [dropped] = notes(after, WatchReason.RETRACTION_DROPPED)
+    assert dropped.uid == "c"
+    assert "nothing was seen for 30 s" in dropped.message
+    _, again = watched(*[HOPELESS] * 60, state=state, start=100.0)
+    assert again[-1].retract == "c"
+
+
+@pytest.mark.parametrize("victim", [tenant("a", 0.6), tenant("a", 0.6, active=False)])
+@pytest.mark.parametrize("progress", [None, 0.0])
+def test_a_throttled_tenant_that_has_not_worked_for_long_runs_free(victim, progress):
+    """Its container may have started anew, which a throttle would delay, or it computes on CPUs."""
+    state, _ = watched(LOW, LOW)
+    throttled = dict(state.duties)
+    assert throttled
+    asleep = tuple(
+        replace(each, progress=progress, active=False) if each.uid in throttled else each
+        for each in (victim, *LOW[1:])
+    )
+    state, seen = watched(*[asleep] * 60, state=state, start=2.0)
+    assert seen[25].duties == throttled
+    assert not seen[-1].duties
+    assert {note.uid for note in notes(seen, WatchReason.LET_GO)} == set(throttled)
+    assert "it has not used the GPU for 30 s" in notes(seen, WatchReason.LET_GO)[0].message
+    _, awake = watched(*[LOW] * 10, state=state, start=62.0)
+    assert awake[-1].duties, "who works again and costs its neighbours their promise is throttled again"
+
+
 def test_the_same_window_counts_once():
     window = WatchWindow(1.0, LOW)
     state, _ = watch(GpuWatch(), window, 1.0, SETTINGS)

@@ -79,9 +79,10 @@ def watch(
     state, judged = _judged(state, known, elapsed, settings)
     state = _heard(state, window, now)
     state, moved = _with_duties(state, known, settings, window=window, now=now, elapsed=elapsed)
+    state, rested = _with_sleepers_free(state, now, settings)
     state = _with_throttled_seconds(state, known, elapsed, settings)
     state, asked = _retraction(state, known, now, elapsed, settings)
-    return state, _actions(state, now, (*judged, *moved, *asked))
+    return state, _actions(state, now, (*judged, *moved, *rested, *asked))
 
 
 def _actions(state: GpuWatch, now: float, notes: tuple[WatchNote, ...] = ()) -> WatchActions:
@@ -111,24 +112,38 @@ def _in_time(state: GpuWatch, now: float) -> GpuWatch:
 def _without_window(
     state: GpuWatch, window: WatchWindow | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
-    """Let all tenants run free if no window was usable for long; otherwise change nothing."""
+    """Let all tenants run free, and ask none to leave, if no window was usable for long; else change nothing."""
     if state.seen_at == -math.inf:
         state = replace(state, seen_at=now)
     blind = now - state.seen_at
-    if not state.duties or blind < settings.blind_seconds:
+    is_acting = state.duties or state.retract is not None or any(each.is_broken for each in state.tenants.values())
+    if not is_acting or blind < settings.blind_seconds:
         return state, _actions(state, now)
     why = f": {window.why_not}" if window is not None and window.why_not else ""
-    notes = tuple(
-        WatchNote(
-            uid,
-            WatchReason.LET_GO,
-            f"runs free from {duty:.0%} of the time: nothing was seen for {blind:.0f} s{why}",
-        )
+    unseen = f"nothing was seen for {blind:.0f} s{why}"
+    notes = [
+        WatchNote(uid, WatchReason.LET_GO, f"runs free from {duty:.0%} of the time: {unseen}")
         for uid, duty in sorted(state.duties.items())
+    ]
+    if state.retract is not None:
+        notes.append(WatchNote(state.retract, WatchReason.RETRACTION_DROPPED, f"may stay: {unseen}"))
+    tenants = {
+        uid: replace(
+            tenant,
+            duty=FREE,
+            below=0,
+            kept=0,
+            is_broken=False,
+            broken_seconds=0.0,
+            hopeless_seconds=0.0,
+            throttled_seconds=0.0,
+        )
+        for uid, tenant in state.tenants.items()
+    }
+    state = replace(
+        state, tenants=tenants, changed_at=now, retract=None, retract_why="", retract_for=None, calm_seconds=0.0
     )
-    tenants = {uid: replace(tenant, duty=FREE, throttled_seconds=0.0) for uid, tenant in state.tenants.items()}
-    state = replace(state, tenants=tenants, changed_at=now)
-    return state, _actions(state, now, notes)
+    return state, _actions(state, now, tuple(notes))
 
 
 def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: WatchSettings) -> GpuWatch:
@@ -191,7 +206,12 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
         record = tenants[each.uid]
         is_at_work = works(state, each)
         is_starting = is_at_work and record.slept and not record.begun
-        record = replace(record, slept=record.slept or not is_at_work, begun=record.begun or is_at_work)
+        record = replace(
+            record,
+            asleep_seconds=0.0 if is_at_work else record.asleep_seconds + elapsed,
+            slept=record.slept or not is_at_work,
+            begun=record.begun or is_at_work,
+        )
         if not is_known(state, each) or is_starting or each.progress is None or each.error is None:
             unknown = record.unknown_seconds + elapsed if is_at_work else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
@@ -285,8 +305,8 @@ def _with_duties(
     duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
     duties = given_back(known, duties, broken, margin=settings.margin)
     waits = any(
-        0 < state.tenants[uid].unknown_seconds < settings.blind_seconds or state.tenants[uid].slo.holds(now)
-        for uid in before
+        (uid in before and 0 < each.unknown_seconds < settings.blind_seconds) or each.slo.holds(now)
+        for uid, each in state.tenants.items()
     )
     state, pressing, stepped = _slo_step(state, known, duties, settings, window=window, now=now, elapsed=elapsed)
     if any(known.room(uid, duties) < settings.margin / 2 for uid in broken):
@@ -315,6 +335,30 @@ def _with_duties(
     return replace(state, tenants=tenants, changed_at=now), notes
 
 
+def _with_sleepers_free(state: GpuWatch, now: float, settings: WatchSettings) -> tuple[GpuWatch, list[WatchNote]]:
+    """Let a throttled tenant that has not worked for long run free: it may start anew, or compute on CPUs.
+
+    One that works again before then finds its throttle as it was; a later one is judged anew.
+    """
+    sleepers = {
+        uid: each
+        for uid, each in state.tenants.items()
+        if each.duty < FREE and each.asleep_seconds >= settings.blind_seconds
+    }
+    if not sleepers:
+        return state, []
+    notes = [
+        WatchNote(
+            uid,
+            WatchReason.LET_GO,
+            f"runs free from {each.duty:.0%} of the time: it has not used the GPU for {each.asleep_seconds:.0f} s",
+        )
+        for uid, each in sorted(sleepers.items())
+    ]
+    free = {uid: replace(each, duty=FREE, throttled_seconds=0.0) for uid, each in sleepers.items()}
+    return replace(state, tenants={**state.tenants, **free}, changed_at=now), notes
+
+
 def _slo_step(
     state: GpuWatch,
     known: KnownTenants,
@@ -327,14 +371,13 @@ def _slo_step(
 ) -> tuple[GpuWatch, dict[str, SloSign], dict[str, float] | None]:
     """Return the tenants that miss a target in requests after the last change, and the duties after one more step.
 
-    If no tenant can give more time, and nothing shows that neighbours are the cause, the target is given up.
+    A target is measured: who misses it works, however little progress is inferred, as beside few requests. If no
+    tenant can give more time, and nothing shows that neighbours are the cause, the target is given up.
     """
     pressing = {
-        uid: sign
-        for uid, sign in signs_of(window.tenants).items()
-        if uid in known.duties and state.tenants[uid].slo.is_pressing(now)
+        uid: sign for uid, sign in signs_of(window.tenants).items() if state.tenants[uid].slo.is_pressing(now)
     }
-    if len(known.duties) < 2 or not pressing:
+    if not any(known.duties.keys() - {uid} for uid in pressing):
         return state, {}, None
     fresh = {
         uid: sign
@@ -385,7 +428,9 @@ def _retraction(
             return replace(state, calm_seconds=calm), []
         note = WatchNote(state.retract, WatchReason.RETRACTION_DROPPED, f"may stay: calm for {calm:.0f} s")
         return replace(state, retract=None, retract_why="", retract_for=None, calm_seconds=0.0), [note]
-    if cause is None or len(known.duties) < 2 or now - state.retracted_at < settings.settle_seconds:
+    if cause is None or now - state.retracted_at < settings.settle_seconds:
+        return state, []
+    if not known.duties.keys() - {cause.target_of or cause.leaving}:
         return state, []
     tenants = dict(state.tenants)
     if cause.target_of is not None:
@@ -447,7 +492,7 @@ def _missed_target(
         return None
     for uid, tenant in state.tenants.items():
         relief = tenant.slo
-        if uid not in known.working or not relief.is_missed or relief.stuck_seconds < settings.hopeless_seconds:
+        if not relief.is_missed or relief.stuck_seconds < settings.hopeless_seconds:
             continue
         believed = may_leave(known, uid, known.duties) if uid in known.tenants else []
         gave = [other for other in newest(known) if other != uid and known.duties[other] < FREE]

@@ -22,6 +22,7 @@ class TenantWatch:
         hopeless_seconds: how long no throttle was found that keeps the promise.
         throttled_seconds: how long its duty has been below `WatchSettings.lasting_duty`.
         unknown_seconds: time since its progress was last known, while it worked.
+        asleep_seconds: how long it has not worked, in windows that were used.
         slept: whether a window has shown it asleep; begun: whether one has shown it at work.
         response: how its progress depends on its neighbours' duties; None before the first window
             that shows it.
@@ -36,6 +37,7 @@ class TenantWatch:
     hopeless_seconds: float = 0.0
     throttled_seconds: float = 0.0
     unknown_seconds: float = 0.0
+    asleep_seconds: float = 0.0
     slept: bool = False
     begun: bool = False
     response: Response | None = None
