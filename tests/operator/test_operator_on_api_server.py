@@ -34,6 +34,7 @@ pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment", namespaced=True)
+JOBS = Resource("batch", "v1", "jobs", "Job", namespaced=True)
 REPLICASETS = Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True)
 
 
@@ -247,7 +248,6 @@ async def test_the_jobs_of_a_cronjob_share_one_gpushare(real_api: Api, namespace
         "metadata": metadata,
         "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]},
     }
-    jobs = Resource("batch", "v1", "jobs", "Job", namespaced=True)
     cronjobs = Resource("batch", "v1", "cronjobs", "CronJob", namespaced=True)
     spec = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}
     made = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"}, "spec": spec}
@@ -255,12 +255,28 @@ async def test_the_jobs_of_a_cronjob_share_one_gpushare(real_api: Api, namespace
     for number in (1, 2):
         job: Json = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": template}}
         job["metadata"] = {"name": f"nightly-{number}", "ownerReferences": [controller(nightly)]}
-        await real_api.create(jobs, job, namespace=namespace)
+        await real_api.create(JOBS, job, namespace=namespace)
     await shares.until(lambda: (s := shares.named("cronjob-nightly")) is not None and len(s.owners) == 3)
     assert len(shares.reflector.items) == 1
     assert shares.raw("cronjob-nightly")["spec"] == {"fraction": "auto"}
-    await real_api.delete(jobs, "nightly-1", namespace=namespace)
+    await real_api.delete(JOBS, "nightly-1", namespace=namespace)
     await shares.until(lambda: (s := shares.named("cronjob-nightly")) is not None and len(s.owners) == 2)
+
+
+async def test_a_job_that_owns_itself_stops_nobody(
+    real_api: Api, namespace: str, shares: Shares, running: Running
+) -> None:
+    """The API server takes it, and whoever may write Jobs may do it."""
+    spec = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]}}}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec | {"suspend": True}}
+    job = await real_api.create(JOBS, body, namespace=namespace)
+    metadata = {"ownerReferences": [controller(job)]}
+    job = await real_api.patch(JOBS, "own", {"metadata": metadata}, namespace=namespace)
+    assert job["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    await pod(real_api, namespace, "own-1", job)
+    await shares.until(lambda: shares.named("job-own") is not None)
+    await pod(real_api, namespace, "after", await deployment(real_api, namespace, "web", "abc"))
+    await shares.until(lambda: shares.named("deployment-web") is not None)
 
 
 async def test_the_api_servers_restart_is_survived(
