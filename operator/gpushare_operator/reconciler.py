@@ -203,9 +203,14 @@ class ShareReconciler:
         try:
             made = await self._api.create(GPUSHARES, body, namespace=pod.namespace)
             _log.info("made GpuShare %s/%s for %s %s", pod.namespace, name, chain[-1].kind, chain[-1].name)
-        except AlreadyExists:  # the watch has not delivered it yet
-            made = await self._api.get(GPUSHARES, name, namespace=pod.namespace)
+        except AlreadyExists:  # the watch has not delivered it yet, or both names are taken by others' objects
+            self.intake.share(await self._api.get(GPUSHARES, name, namespace=pod.namespace))
+            if self.world.share_of_owners(pod.namespace, [owner.uid for owner in chain]) is None:
+                name = admission.share_name(chain[-1], distinct=True)
+                if ShareKey(pod.namespace, name) in self.world.shares:
+                    raise
             self._touch(PodKey(pod.namespace, pod.uid))
+            return
         self.intake.share(made)
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.admission import Defaults, ShareKey, pod_as_owner, share_name
 from gpushare.core.api import (
     CapPoint,
     Decision,
@@ -286,6 +286,23 @@ async def test_a_gpushare_that_the_watch_has_not_brought_yet(bench: Bench) -> No
     await bench.settle()
     assert bench.world.share_of_pod("uid-p") == KEY
     assert bench.share().status.conditions
+
+
+async def test_where_both_its_names_are_taken_a_pod_is_tried_less_and_less_often(bench: Bench) -> None:
+    """Whoever may write GpuShares may take them, and must not keep the operator and the API server busy."""
+    distinct = share_name(pod_as_owner(bench.pod()), distinct=True)
+    for name in ("pod-p", distinct):
+        bench.api.objects["gpushares", name] = {
+            "metadata": {"name": name, "namespace": "shop", "uid": f"u-{name}"}
+        }
+    await bench.settle(60)
+    assert 3 <= bench.api.count("create") <= 12
+    assert bench.world.share_of_pod("uid-p") is None
+    for name in ("pod-p", distinct):
+        del bench.api.objects["gpushares", name]
+        bench.world.drop_share("shop", name)
+    await bench.settle(300)
+    assert bench.world.share_of_pod("uid-p") == KEY
 
 
 async def test_many_pods_of_one_owner_make_one_gpushare(bench: Bench) -> None:
