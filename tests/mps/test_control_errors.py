@@ -1,4 +1,6 @@
 import asyncio
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -35,3 +37,24 @@ def test_what_is_printed_on_either_stream_is_the_answer(tmp_path):
     talks = program(tmp_path, sys.executable, "-c", "import sys; sys.stderr.write('Insufficient privileges')")
     with pytest.raises(MpsError, match="get_server_list: Insufficient privileges"):
         SyncMpsControl(talks).servers()
+
+
+def test_a_daemon_that_has_no_time_to_accept_is_one_all_the_same(tmp_path):
+    """Where it counted as none, a second daemon would be started over its files."""
+    busy = program(tmp_path, "none")
+    busy.pipe.mkdir()
+    (busy.pipe / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    assert busy.daemon_pid() is None, "nothing listens"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+        daemon.bind(str(busy.socket))
+        daemon.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        for one in waiting:
+            one.setblocking(False)
+        waiting[0].connect(str(busy.socket))
+        with pytest.raises(BlockingIOError):
+            waiting[1].connect(str(busy.socket))
+        assert busy.is_listening()
+        assert busy.daemon_pid() == os.getpid()
+        for one in waiting:
+            one.close()

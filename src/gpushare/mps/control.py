@@ -22,6 +22,7 @@ from gpushare.mps.commands import Command, PsEntry, ServerState
 from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import GpuDirectory
+from gpushare.mps.packets import is_listening
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ class ControlProgram:
 
     def is_listening(self) -> bool:
         """Return whether the daemon's socket accepts connections; costs the daemon one empty connection."""
-        return self._listener_pid() is not None
+        return is_listening(self.socket)
 
     def _listener_pid(self) -> int | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
