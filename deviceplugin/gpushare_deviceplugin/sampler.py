@@ -138,7 +138,8 @@ class Sampler:
         self._exclusive = exclusive
         self._drained = drained
         self._unlisted: set[str] = set()
-        self._devices: Devices | None = None
+        self._devices: Devices | None = None  # set in the devices' thread only
+        self._lost: Devices | None = None  # given up by the event loop; the thread's next read closes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._fresh: dict[str, list[GpuSample]] = {}
         self._recent: dict[str, _Recent] = {}
@@ -201,7 +202,8 @@ class Sampler:
         """Read a GPU's counters since the last reading of them; None where the driver gives none."""
 
         def sample() -> GpuSample | None:
-            return self._devices.sample(uuid) if self._devices is not None else None
+            devices = self._answering()
+            return devices.sample(uuid) if devices is not None else None
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, sample)
@@ -210,18 +212,26 @@ class Sampler:
 
     async def _give_back(self) -> None:
         """Restore the GPUs' settings, as far as the driver answers now."""
-        if self._exclusive is None or self._devices is None:
+        devices = self._answering()
+        if self._exclusive is None or devices is None:
             return
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._exclusive.give_back, self._devices)
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._exclusive.give_back, devices)
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await asyncio.shield(work)
         except (DevicesError, TimeoutError) as error:
             _log.error("the GPUs' compute mode may stay exclusive: %s", error)
 
+    def _answering(self) -> Devices | None:
+        """Return the open devices, unless they are lost."""
+        return None if self._devices is self._lost else self._devices
+
     def _read(self, shared: frozenset[str] | None) -> list[tuple[GpuInfo, Reading]]:
         """Read everything for one round, in the devices' thread."""
+        if self._devices is not None and self._devices is self._lost:
+            self._close(self._devices)
         if self._devices is None:
+            self._lost = None
             self._devices = self._open()
             self.driver_version = self._devices.driver_version()
         devices = self._devices
@@ -232,10 +242,13 @@ class Sampler:
                     self._exclusive.keep(devices, gpu.uuid, shared)
             return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in listed]
         except DevicesError:
-            self._devices = None
-            with contextlib.suppress(Exception):  # the driver is gone; close whatever can be closed
-                devices.close()
+            self._close(devices)
             raise
+
+    def _close(self, devices: Devices) -> None:
+        self._devices = None
+        with contextlib.suppress(Exception):  # the driver is gone; close whatever can be closed
+            devices.close()
 
     def _read_gpu(self, devices: Devices, uuid: str) -> Reading:
         health = devices.health(uuid)
@@ -346,4 +359,4 @@ class Sampler:
         self._fresh.clear()
         self._recent.clear()
         self.measures.clear()
-        self._devices = None
+        self._lost = self._devices  # a call may hang in them; their own thread closes them

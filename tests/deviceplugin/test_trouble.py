@@ -40,6 +40,8 @@ class Driver:
     error: DevicesError | None = None
     answers: threading.Event = field(default_factory=threading.Event)
     opened: int = 0
+    closed_in: list[str] = field(default_factory=list)  # names of threads
+    list_error: DevicesError | None = None
 
     def __post_init__(self) -> None:
         self.answers.set()
@@ -52,6 +54,8 @@ class Driver:
 
     def list(self) -> tuple[GpuInfo, ...]:
         self.answers.wait(30)
+        if self.list_error is not None:
+            raise self.list_error
         return (GpuInfo(GPU_A, 0, "NVIDIA H200", 143771, 132),) if self.lists else ()
 
     def driver_version(self) -> str | None:
@@ -68,7 +72,8 @@ class Driver:
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         return ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed_in.append(threading.current_thread().name)
 
 
 class Bench:
@@ -290,6 +295,32 @@ async def test_a_driver_call_that_hangs_is_said_and_in_the_end_a_reason_to_resta
     await bench.rounds(8)
     assert bench.health == (Health.HEALTHY, "")
     assert has_figures(bench)
+
+
+@pytest.mark.parametrize("error", [None, NO_DRIVER])
+async def test_devices_in_which_a_call_hung_are_closed_once_and_in_their_own_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: DevicesError | None
+) -> None:
+    await bench.rounds(2)
+    assert (bench.driver.opened, bench.driver.closed_in) == (1, [])
+    monkeypatch.setattr(sampling, "HUNG_SECONDS", 0.02)
+    bench.driver.answers.clear()
+    bench.driver.list_error = error
+    stuck = asyncio.create_task(bench.agent.sampler.step())
+    changed = bench.agent.state.subscribe()
+    async with asyncio.timeout(60):
+        while not bench.agent.state.problem:
+            changed.clear()
+            await changed.wait()
+    assert bench.driver.closed_in == [], "a call is still under way"
+    bench.driver.answers.set()
+    await stuck
+    monkeypatch.undo()
+    bench.driver.list_error = None
+    await bench.rounds(3)
+    assert bench.agent.state.problem == ""
+    [closed_in] = bench.driver.closed_in
+    assert (bench.driver.opened, closed_in.startswith("devices")) == (2, True)
 
 
 async def test_a_hung_daemon_takes_its_gpu_out(bench: Bench) -> None:
