@@ -37,6 +37,7 @@ class AgentApi:
         self._node_name = node_name
         self._state = state
         self._failing = False
+        self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
         self.shares = NodeShares()
         """The GpuShares that have a pod on this node, as `profiles` keeps them."""
         self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
@@ -46,11 +47,15 @@ class AgentApi:
 
         def on_change(change: Change, key: str, pod: ManagedPod) -> None:  # noqa: ARG001 - the reflector's signature
             if change is Change.DELETED:
-                self._state.drop_pod(pod.uid)
-                return
-            for other in [p for p in self._state.pods.values() if p.key == pod.key and p.uid != pod.uid]:
-                self._state.drop_pod(other.uid)
-            self._state.put_pod(pod)
+                gone = [pod.uid]
+            else:
+                gone = [p.uid for p in self._state.pods.values() if p.key == pod.key and p.uid != pod.uid]
+            for watched in self._watched_during_list:
+                watched.update((pod.uid, *gone))
+            for uid in gone:
+                self._state.drop_pod(uid)
+            if change is not Change.DELETED:
+                self._state.put_pod(pod)
 
         return Reflector(
             self._api,
@@ -75,7 +80,12 @@ class AgentApi:
         return Reflector(self._api, GPUSHARES, reduce, on_change=on_change)
 
     async def refresh_pods(self) -> frozenset[str] | None:
-        """List this node's pods now, because our watch may be behind; return their uids, or None on failure."""
+        """List this node's pods now, because our watch may be behind; return their uids, or None on failure.
+
+        The listed state of a pod that the watch delivered during the list is not used: it may be the older one.
+        """
+        watched: set[str] = set()
+        self._watched_during_list.append(watched)
         try:
             listing = await self._api.list(
                 PODS,
@@ -86,9 +96,12 @@ class AgentApi:
         except ApiError as error:
             _log.warning("the node's pods could not be read: %s", error)
             return None
-        for pod in listing.items:
+        finally:
+            self._watched_during_list = [each for each in self._watched_during_list if each is not watched]
+        listed = [pod for pod in listing.items if pod.uid not in watched]
+        for pod in listed:
             self._state.put_pod(pod)
-        return frozenset(pod.uid for pod in listing.items)
+        return frozenset(pod.uid for pod in listed) | (watched & self._state.pods.keys())
 
     async def find_pod(self, uid: str) -> ManagedPod | None:
         """Return a pod of this node by its uid, whether or not it asks for a share; None if it cannot be found."""

@@ -233,10 +233,11 @@ class AllocationReconciler:
             return
         self._failing = self._uncorrected = False
         live = {pod.key: pod for pod in self._state.pods.values() if not pod.is_over}
-        self._state.set_allocations({live[key].uid: shares for key, shares in by_key.items() if key in live})
-        for key, shares in by_key.items():
-            if key in live:
-                await self._hold_to(live[key], shares)
+        allocations = {live[key].uid: shares for key, shares in by_key.items() if key in live}
+        self._state.set_allocations(allocations)
+        for uid, shares in allocations.items():
+            if uid in self._state.pods:
+                await self._hold_to(self._state.pods[uid], shares)
 
     async def _hold_to(self, pod: ManagedPod, shares: dict[str, int]) -> None:
         decision = pod.decision
@@ -257,7 +258,7 @@ class AllocationReconciler:
                 extra={"pod": pod.uid},
             )
         corrected = replace(decision, gpu_uuids=actual)
-        if await self._correct(pod, corrected):
-            self._state.put_pod(replace(pod, decision=corrected))
-        else:
+        if not await self._correct(pod, corrected):
             self._uncorrected = True
+        elif pod.uid in self._state.pods:  # as the watch has it now, if it still exists
+            self._state.put_pod(replace(self._state.pods[pod.uid], decision=corrected))
