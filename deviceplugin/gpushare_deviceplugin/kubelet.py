@@ -187,7 +187,7 @@ class AllocationReconciler:
         self._correct = correct
         self._poked = asyncio.Event()
         self._counted: set[tuple[str, tuple[str, ...]]] = set()
-        self._failing = self._uncorrected = False
+        self._failing = self._uncorrected = self._unassigned = False
 
     def poke(self) -> None:
         """Reconcile soon and often after an Allocate call, until its pod is known."""
@@ -199,7 +199,7 @@ class AllocationReconciler:
         while True:
             has_changed = await self._has_changed()
             is_awaited = is_awaited and not has_changed
-            is_calm = not (has_changed or is_awaited or self._failing or self._uncorrected)
+            is_calm = not (has_changed or is_awaited or self._failing or self._uncorrected or self._unassigned)
             try:  # not wait_for: before Python 3.12 it can swallow a cancellation
                 async with asyncio.timeout(CALM_SECONDS if is_calm else PERIOD_SECONDS):
                     await self._poked.wait()
@@ -209,7 +209,7 @@ class AllocationReconciler:
             is_awaited = True
             for delay in FAST_POLLS_SECONDS:
                 await asyncio.sleep(delay)
-                if await self._has_changed():
+                if await self._has_changed() and not self._unassigned:
                     is_awaited = False
                     if not self._poked.is_set():
                         break
@@ -221,9 +221,14 @@ class AllocationReconciler:
         return self._state.allocations != before
 
     async def reconcile(self) -> None:
-        """Run one round; log a problem once until it is over, and count it."""
+        """Run one round; log a problem once until it is over, and count it.
+
+        A list names no uids. What it has for a name is a pod's own only if that pod alone had the name before and
+        after it: a StatefulSet's next pod must not get its predecessor's GPU.
+        """
         try:
             async with self._under_way.listing():
+                uids_before = self._uids_by_key()
                 by_key = await self._source.list()
         except PodResourcesError as error:
             self._state.counts.error("podresources")
@@ -231,13 +236,27 @@ class AllocationReconciler:
                 _log.warning("kubelet's PodResources does not answer, allocations stay as last known: %s", error)
             self._failing = True
             return
-        self._failing = self._uncorrected = False
-        live = {pod.key: pod for pod in self._state.pods.values() if not pod.is_over}
-        allocations = {live[key].uid: shares for key, shares in by_key.items() if key in live}
+        self._failing = self._uncorrected = self._unassigned = False
+        uids_now = self._uids_by_key()
+        allocations: dict[str, dict[str, int]] = {}
+        for key, shares in by_key.items():
+            uids = uids_now.get(key, set())
+            if len(uids) == 1 and uids == uids_before.get(key):
+                allocations |= dict.fromkeys(uids, shares)
+            elif uids:
+                self._unassigned = True  # the next list shows whose they are
         self._state.set_allocations(allocations)
         for uid, shares in allocations.items():
             if uid in self._state.pods:
                 await self._hold_to(self._state.pods[uid], shares)
+
+    def _uids_by_key(self) -> dict[str, set[str]]:
+        """Return the uids of the pods that may have shares, by namespace/name."""
+        found: dict[str, set[str]] = {}
+        for pod in self._state.pods.values():
+            if not pod.is_over:
+                found.setdefault(pod.key, set()).add(pod.uid)
+        return found
 
     async def _hold_to(self, pod: ManagedPod, shares: dict[str, int]) -> None:
         decision = pod.decision

@@ -1,5 +1,6 @@
 """Reconciliation with kubelet's lists while the pods change during its calls."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,29 @@ from gpushare_deviceplugin.state import NodeState
 
 
 class Source:
-    """Lists that the test gives."""
+    """Lists that the test gives, once it lets them arrive."""
 
     def __init__(self, listed: dict[str, dict[str, int]]) -> None:
         self.listed = listed
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
 
     async def list(self) -> dict[str, dict[str, int]]:
-        return dict(self.listed)
+        listed = dict(self.listed)
+        self.has_read.set()
+        await self.may_answer.wait()
+        return listed
+
+
+class Corrections:
+    """Corrections that succeed."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, tuple[str, ...]]] = []
+
+    async def __call__(self, pod: ManagedPod, decision: Decision) -> bool:
+        self.made.append((pod.uid, decision.gpu_uuids))
+        return True
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -60,3 +77,40 @@ async def test_a_pod_that_goes_during_anothers_correction_is_not_corrected(state
     await AllocationReconciler(state, source, correct).reconcile()
     assert corrected == ["uid-a"]
     assert state.pods.keys() == {"uid-a"}
+
+
+async def test_a_pod_does_not_get_the_gpu_of_its_predecessor_of_one_name(state: NodeState) -> None:
+    old = make_pod("web-0", gpu=GPU_A, phase="Running", uid="uid-old")
+    new = make_pod("web-0", gpu=GPU_B, uid="uid-new")
+    state.put_pod(old)
+    source, corrections = Source({"shop/web-0": {GPU_A: 25}}), Corrections()
+    reconciler = AllocationReconciler(state, source, corrections)
+    await reconciler.reconcile()
+    assert state.allocations == {"uid-old": {GPU_A: 25}}
+
+    source.has_read.clear()
+    source.may_answer.clear()
+    reconciling = asyncio.create_task(reconciler.reconcile())
+    await source.has_read.wait()
+    state.drop_pod("uid-old")
+    state.put_pod(new)
+    source.may_answer.set()
+    await reconciling
+    assert (corrections.made, state.allocations, state.pending()) == ([], {}, [new])
+
+    source.listed = {"shop/web-0": {GPU_B: 25}}
+    await reconciler.reconcile()
+    assert (corrections.made, state.allocations) == ([], {"uid-new": {GPU_B: 25}})
+
+
+async def test_shares_of_a_name_that_two_pods_have_are_nobodys_until_one_is_left(state: NodeState) -> None:
+    """The agent's own list can know the new pod before the watch tells that the old one is gone."""
+    state.put_pod(make_pod("web-0", gpu=GPU_A, phase="Running", uid="uid-old"))
+    state.put_pod(make_pod("web-0", gpu=GPU_B, uid="uid-new"))
+    source, corrections = Source({"shop/web-0": {GPU_A: 25}}), Corrections()
+    reconciler = AllocationReconciler(state, source, corrections)
+    await reconciler.reconcile()
+    assert (corrections.made, state.allocations) == ([], {})
+    state.drop_pod("uid-new")
+    await reconciler.reconcile()
+    assert (corrections.made, state.allocations) == ([], {"uid-old": {GPU_A: 25}})
