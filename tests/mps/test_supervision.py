@@ -200,6 +200,20 @@ async def test_a_driver_that_hangs_degrades_the_gate_and_stops_nothing(kept, mon
         await eventually(lambda: kept.reader.read().state is GateState.ACTIVE, "it answers again")
 
 
+async def test_logs_that_cannot_be_trimmed_for_want_of_a_thread_do_not_end_the_keeper(kept, monkeypatch):
+    monkeypatch.setattr(keeping, "TRIM_EVERY", 1)
+    tries = []
+
+    async def no_thread(*_):
+        tries.append(1)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(keeping.asyncio, "to_thread", no_thread)
+    async with running(kept._publish_regularly()) as publishing:
+        await eventually(lambda: len(tries) > 2 or publishing.done(), "tried again")
+        assert not publishing.done()
+
+
 async def test_a_host_that_takes_no_copies_degrades_the_gate(kept, monkeypatch):
     up(kept)
     monkeypatch.setattr(kept.gate.store, "behind_seconds", lambda: 60.0)

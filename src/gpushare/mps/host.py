@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -184,6 +184,34 @@ def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
     ]
 
 
+def keep_all(keepers: Sequence[KeeperProcess], now: float) -> None:
+    """Start each keeper that does not run. One that cannot be started now is tried again at the next call.
+
+    A node whose processes or threads are used up, which a tenant can cause, must not end the host: every daemon of
+    the node ends with it.
+    """
+    for keeper in keepers:
+        try:
+            keeper.keep(now)
+        except (OSError, RuntimeError) as error:
+            logger.error("cannot start the keeper of %s: %s", keeper.gpu.uuid, error)
+
+
+def start_patiently(name: str, start: Callable[[], None], stop: threading.Event) -> None:
+    """Start a thread of the host, and try again while the node has none left."""
+    failures = 0
+    while not stop.is_set():
+        try:
+            start()
+        except RuntimeError as error:
+            failures += 1
+            pause = DRIVER_BACKOFF.seconds(failures)
+            logger.error("cannot start the thread of %s, trying again in %g s: %s", name, pause, error)
+            stop.wait(pause)
+        else:
+            return
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpushare-mps-host", description=__doc__, allow_abbrev=False)
     add = options_of(parser, None)
@@ -227,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     thaw_ours(options.directory, options.cgroup_root)
     throttle = None if options.no_throttle else ThrottleProcess(options.directory, options.cgroup_root)
     if throttle is not None:
-        throttle.start()
+        start_patiently("the throttle", throttle.start, stop)
     keepers: list[KeeperProcess] = []
     failures = 0
     while not keepers and not stop.is_set():
@@ -249,13 +277,9 @@ def main(arguments: list[str] | None = None) -> int:
         server = MetricsAndProbes(
             routes(keepers), options.port, options.probe_port, os.environ, address=options.listen
         )
-        server.start()
+        start_patiently("the metrics", server.start, stop)
     while not stop.is_set():
-        for keeper in keepers:
-            try:
-                keeper.keep(time.monotonic())
-            except OSError as error:
-                logger.error("cannot start the keeper of %s: %s", keeper.gpu.uuid, error)
+        keep_all(keepers, time.monotonic())
         stop.wait(0.1)
     if throttle is not None:
         throttle.stop()

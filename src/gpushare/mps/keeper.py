@@ -483,7 +483,8 @@ class Keeper:
         for count in itertools.count():
             self.publish()
             if count % TRIM_EVERY == 0:
-                await asyncio.to_thread(trim, logs)
+                with contextlib.suppress(RuntimeError):  # the node has no thread left
+                    await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)
 
 

@@ -13,7 +13,7 @@ PATIENCE_SECONDS: Final = 3.0  # the first call after a boot initialises the lib
 
 
 class HangingError(Exception):
-    """A call has not returned in time, or the previous one still has not."""
+    """A call has not returned in time, or the previous one still has not, or the node has no thread for it."""
 
 
 class PatientCaller:
@@ -35,7 +35,8 @@ class PatientCaller:
         """Call a function in a thread; the default time limit is `PATIENCE_SECONDS`.
 
         Raises:
-            HangingError: it takes too long; it continues in its thread, and its result is dropped.
+            HangingError: it takes too long; it continues in its thread, and its result is dropped. Or no thread
+                can be started for it.
         """
         async with self._lock:
             since = self._since
@@ -67,7 +68,11 @@ class PatientCaller:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish, result, failure)
 
-        threading.Thread(target=work, name="patient", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="patient", daemon=True).start()
+        except RuntimeError as error:
+            self._since, self._is_late = None, False
+            raise HangingError(f"no thread is free for it: {error}") from None
         try:
             async with asyncio.timeout(patience_seconds):
                 return await done

@@ -82,12 +82,22 @@ class ConnectionStore:
         return len(self._kept)
 
     def attach(self) -> socket.socket:
-        """Return a socket for a new gate, which first gets the waiting connections; the caller closes its copy."""
+        """Return a socket for a new gate, which first gets the waiting connections; the caller closes its copy.
+
+        Raises:
+            OSError: the node has no descriptor or no thread left; try again later.
+        """
         if self._thread is not None:
             self._thread.join()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._thread = threading.Thread(target=self._follow, args=(ours,), name="store", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._follow, args=(ours,), name="store", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            ours.close()
+            theirs.close()
+            raise BlockingIOError(errno.EAGAIN, str(error)) from None
+        self._thread = thread
         return theirs
 
     def _follow(self, channel: socket.socket) -> None:

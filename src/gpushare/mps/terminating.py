@@ -78,9 +78,7 @@ class Terminator:
             if request is None:
                 request = self._requests[pid, start_ticks] = _Request(pid, start_ticks, asked_at=self._clock())
                 self._queue.put(request)
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="terminator", daemon=True)
-                    self._thread.start()
+            self._ensure_thread()
             if request.step is Termination.IN_PROGRESS and self._clock() > request.asked_at + LIMIT_SECONDS:
                 request.step, request.since = Termination.FAILED, self._clock()
             if request.step is Termination.DONE and self._clock() < request.since + OTHERS_SECONDS:
@@ -88,6 +86,17 @@ class Terminator:
                 if any(other.step is Termination.IN_PROGRESS for other in others):
                     return Termination.IN_PROGRESS
             return request.step
+
+    def _ensure_thread(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        thread = threading.Thread(target=self._run, name="terminator", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.error("cannot terminate clients now, trying again at the next look: %s", error)
+        else:
+            self._thread = thread
 
     def _forget(self) -> None:
         for key, request in list(self._requests.items()):
@@ -172,7 +181,10 @@ class Terminator:
                 over.set()
 
         began = self._clock()
-        threading.Thread(target=ask, name="terminate_client", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="terminate_client", daemon=True).start()
+        except RuntimeError as error:
+            raise MpsError(f"no thread is free for terminate_client: {error}", retryable=True) from None
         if not over.wait(STEP_AFTER_SECONDS):
             threads.step(over.is_set, ANSWER_SECONDS - STEP_AFTER_SECONDS)
             over.wait(max(0.0, began + ANSWER_SECONDS - self._clock()))

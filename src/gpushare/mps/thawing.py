@@ -77,7 +77,8 @@ class ThrottleProcess:
         process = self._process
         if process is not None and process.stdin is not None:
             process.terminate()
-        self._thread.join(10.0)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(10.0)
         thaw_ours(self._directory, self._cgroup_root)
 
     def _keep(self) -> None:

@@ -149,8 +149,9 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Start serving."""
-        self._thread.start()
+        """Start serving; no effect if it serves already."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop serving and close every connection."""
