@@ -154,6 +154,27 @@ async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, t
     assert turns.durations_seconds_sum < 2 * turns.duration_seconds_max, "the second was cut short"
 
 
+async def test_a_pods_long_held_connections_do_not_all_go_before_a_newcomer(stage, tenants, monkeypatch):
+    """Before: each brought its whole waiting along, so a pod that let many wait had turn after turn."""
+    monkeypatch.setattr("gpushare.mps.grants.SETTLE_SECONDS", 0.0)  # else its pod waits between its turns anyhow
+    order = []
+    note = stage.gate._note_turn
+    monkeypatch.setattr(stage.gate, "_note_turn", lambda turn, at: (order.append(turn.pod_uid), note(turn, at)))
+    old = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(3)]
+    stage.pods |= {tenant.pid: "old" for tenant in old}
+    await eventually(lambda: len(stage.gate._waiting) == 3, "all wait for their decision")
+    for [connection] in stage.gate._waiting.values():
+        connection.opened_at -= 1200.0
+    newcomer = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
+    stage.pods[newcomer.pid] = "new"
+    await eventually(lambda: len(stage.gate._waiting) == 4, "the newcomer waits too")
+    decide(stage.gpu, processes=3, old=(60, 20000), new=(20, 20000))
+    for tenant in (*old, newcomer):
+        await eventually(tenant.is_connected, "connected")
+    await eventually(lambda: len(order) == 4, "all turns over")
+    assert order == ["old", "new", "old", "old"]
+
+
 async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(stage, tenants):
     """Before: a turn that broke off left no trace, and the pod that came first was picked again, for ever."""
     decide(stage.gpu, bad=(20, 2**31 + 1), good=(40, 20000))  # more than the daemon takes as a limit

@@ -15,7 +15,28 @@ def test_who_paid_least_goes_first_and_who_waits_long_goes_before_him():
     accounts = TurnAccounts()
     accounts.note_client("busy", 0.8, 100.0)
     assert accounts.rank("new", 0.0, 100.0) < accounts.rank("busy", 0.0, 100.0)
-    assert accounts.rank("busy", 20.0, 100.0) < accounts.rank("new", 0.0, 100.0)
+    assert accounts.rank("busy", 20.0, 120.0) < accounts.rank("new", 0.0, 120.0)
+
+
+def test_connections_that_waited_for_long_do_not_take_turn_after_turn_ahead_of_a_newcomer():
+    """Before: ten that were 1200 s old all went first, and the newcomer waited 24.8 s instead of 1.9 s."""
+    accounts, now = TurnAccounts(), 1200.0
+    accounts.note_client("old", 2.5, 0.0)
+    assert accounts.rank("old", 1200.0, now) < accounts.rank("new", 0.0, now), "the first has waited all the time"
+    for note in (accounts.note_client, accounts.note_broken_off, accounts.note_refusal):
+        now += 600.0
+        note("old", 2.5, now)
+        assert accounts.rank("old", 1800.0, now) > accounts.rank("new", 0.0, now)
+        assert accounts.rank("old", 1800.0, now + 60.0) < accounts.rank("new", 0.0, now + 60.0), "not for ever"
+
+
+@given(st.lists(st.floats(0.05, 24.0), min_size=1, max_size=40))
+def test_a_pod_that_takes_turns_goes_on_beside_newcomers_without_end(turns):
+    accounts, now = TurnAccounts(), 0.0
+    for seconds in turns:
+        accounts.note_client("busy", seconds, now)
+        now += 150.0
+        assert accounts.rank("busy", now, now) < accounts.rank("new", 0.0, now)
 
 
 def test_who_exits_just_before_the_timeout_has_wasted_it_and_waits_behind_the_others():

@@ -33,6 +33,7 @@ class Account:
         charged: seconds that it paid; they fade over time.
         wasted: seconds of turns that led to no client; they fade too.
         failures: number of such turns since its last client.
+        turn_at: when its last turn ended; None before its first.
     """
 
     charged: float = 0.0
@@ -40,6 +41,7 @@ class Account:
     at: float = 0.0
     failures: int = 0
     not_before: float = 0.0
+    turn_at: float | None = None
 
     def fade(self, now: float) -> None:
         """Reduce the cost by the time since the last call."""
@@ -63,11 +65,17 @@ class TurnAccounts:
         return len(self._accounts)
 
     def rank(self, pod_uid: str | None, waited_seconds: float, now: float) -> float:
-        """Return the pod's rank, lowest first: what it paid, less its waiting time."""
+        """Return the pod's rank, lowest first: what it paid, less its waiting time since its last turn.
+
+        Each turn uses up the waiting of the pod's other connections. Otherwise a pod that lets many wait for long
+        would take one turn after the other, ahead of everybody who came later.
+        """
         account = self._accounts.get(pod_uid)
         if account is None:
             return -AGING * waited_seconds
         account.fade(now)
+        if account.turn_at is not None:
+            waited_seconds = min(waited_seconds, max(0.0, now - account.turn_at))
         return account.charged - AGING * waited_seconds
 
     def is_backing_off(self, pod_uid: str | None, now: float) -> bool:
@@ -85,13 +93,13 @@ class TurnAccounts:
 
     def note_client(self, pod_uid: str | None, seconds: float, now: float) -> None:
         """Record a turn that led to a client; only this counts in the pod's favour."""
-        account = self._account(pod_uid, now)
+        account = self._after_turn(pod_uid, now)
         account.charged += seconds
         account.failures, account.not_before = 0, 0.0
 
     def note_waste(self, pod_uid: str | None, seconds: float, now: float, *, has_left: bool) -> None:
         """Record a turn that led to no client; `has_left`: its process ended meanwhile."""
-        account = self._account(pod_uid, now)
+        account = self._after_turn(pod_uid, now)
         account.charged += WASTE_FACTOR * seconds
         account.wasted += seconds
         if not has_left or seconds > QUICK_SECONDS:
@@ -99,13 +107,13 @@ class TurnAccounts:
 
     def note_refusal(self, pod_uid: str | None, seconds: float, now: float) -> None:
         """Record that the daemon refused this pod's settings; it waits, longer each time, behind others."""
-        account = self._account(pod_uid, now)
+        account = self._after_turn(pod_uid, now)
         account.charged += seconds + BROKEN_OFF_SECONDS
         self._back_off(account, now)
 
     def note_broken_off(self, pod_uid: str | None, seconds: float, now: float) -> None:
         """Record that the daemon did not serve a turn, for whatever reason: others are tried first."""
-        self._account(pod_uid, now).charged += seconds + BROKEN_OFF_SECONDS
+        self._after_turn(pod_uid, now).charged += seconds + BROKEN_OFF_SECONDS
 
     def forget_idle(self, pods: Iterable[str | None], now: float) -> None:
         """Bound the number of accounts: drop those without effect, then those with the least."""
@@ -120,9 +128,10 @@ class TurnAccounts:
             for pod_uid in by_weight[:excess]:
                 del self._accounts[pod_uid]
 
-    def _account(self, pod_uid: str | None, now: float) -> Account:
+    def _after_turn(self, pod_uid: str | None, now: float) -> Account:
         account = self._accounts.setdefault(pod_uid, Account(at=now))
         account.fade(now)
+        account.turn_at = now
         return account
 
     @staticmethod
