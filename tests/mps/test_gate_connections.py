@@ -45,10 +45,31 @@ if sys.argv[2].startswith("sits"):
 """
 
 
+# A process with many connections ready that acknowledges each late, and becomes no client by it.
+LATE = """
+import pathlib, socket, sys, time
+from gpushare.twin.mps.client import ACKNOWLEDGED, COMPUTE_TYPE, CREDENTIALS, _ask, connect
+ready = [connect(pathlib.Path(sys.argv[1])) for _ in range(13)]
+for each in ready:
+    each.send(CREDENTIALS)
+    each.send(COMPUTE_TYPE)
+for each in ready:
+    [descriptor] = socket.recv_fds(each, 100, 1)[1]
+    time.sleep(1.5)
+    each.send(ACKNOWLEDGED)
+    with socket.socket(fileno=descriptor) as server:
+        _ask(server, {"op": "query"})
+"""
+
+
 def goes_half_way(path: Path, way: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     command = [sys.executable, "-c", HALF_WAY, str(path), way]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def acknowledges_late(path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", LATE, str(path)], env={**os.environ, "PYTHONPATH": str(SRC)})
 
 
 async def test_control_commands_go_nowhere_and_are_counted(stage):
@@ -173,6 +194,34 @@ async def test_a_pods_long_held_connections_do_not_all_go_before_a_newcomer(stag
         await eventually(tenant.is_connected, "connected")
     await eventually(lambda: len(order) == 4, "all turns over")
     assert order == ["old", "new", "old", "old"]
+
+
+async def test_a_clients_own_silence_is_not_the_daemons_time(stage, tenants, monkeypatch):
+    """Before: what it took to acknowledge was not counted, and nine of its connections passed in one turn."""
+    monkeypatch.setattr("gpushare.mps.gate.run_delays", lambda _: {})
+    passed = []
+    relay = stage.gate._relay
+    monkeypatch.setattr(
+        stage.gate, "_relay", lambda connection, turn: (passed.append(turn.pod_uid), relay(connection, turn))[1]
+    )
+    late = acknowledges_late(stage.gpu.control)
+    stage.pods[late.pid] = "late"
+    try:
+        await eventually(lambda: [len(each) for each in stage.gate._waiting.values()] == [13], "all are ready")
+        for connection in next(iter(stage.gate._waiting.values())):
+            connection.opened_at -= 60.0
+        newcomer = tenants(stage.gpu.tenant, "--workload", "stream")
+        stage.pods[newcomer.pid] = "new"
+        await eventually(lambda: len(stage.gate._waiting) == 2, "another pod waits")
+        decide(stage.gpu, late=(20, 4096), new=(20, 20000))
+        await eventually(newcomer.is_connected, "connected")
+        before = passed.index("new")
+        assert passed[:before] == ["late"] * before
+        # Three seconds for its waste, two for what it does meanwhile, at 1.5 s each; fewer on a busy machine.
+        assert 1 <= before <= 4
+    finally:
+        late.kill()
+        late.communicate()
 
 
 async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(stage, tenants):

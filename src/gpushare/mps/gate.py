@@ -494,9 +494,12 @@ class Gate:
             self._put_back(connection)
             raise MpsError("the server has logged a fault", retryable=True)
         allowance, began = self._allowance(turn), self._clock()
+        answered = began
         is_excused = allowance > LEAST_TURN_SECONDS
 
         async def keep(descriptor: int) -> Handover | None:
+            nonlocal answered
+            answered = self._clock()  # what follows is the client's own time
             if (handover := await Handover.of(descriptor)) is not None:
                 turn.handovers.append(handover)
             return handover
@@ -513,7 +516,7 @@ class Gate:
             self._put_back(connection)
             raise
         if outcome is Passed.SERVED:
-            turn.served_seconds += self._clock() - began
+            turn.served_seconds += answered - began
         if outcome is Passed.BROKE_PROTOCOL:
             logger.warning(
                 "ended the connection of pid %d of pod %s: unknown message", connection.pid, turn.pod_uid
