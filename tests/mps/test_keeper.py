@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpushare.mps import keeper as keeping
+from gpushare.mps.blame import fault_sentence, killed_in_kernel
 from gpushare.mps.commands import ServerState
 from gpushare.mps.errors import CommandRefusedError
 from gpushare.mps.faultlog import Fault
@@ -122,7 +123,7 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
     ],
 )
 def test_a_fault_in_words(pids, clients, expected):
-    assert keeping.fault_sentence(Fault("fatal", pids), clients) == expected
+    assert fault_sentence(Fault("fatal", pids), clients) == expected
 
 
 def ended(number: int, pod: str | None) -> Presence:
@@ -152,7 +153,7 @@ def alive(pod: str, *, listed: bool) -> Presence:
 )
 def test_who_was_killed_in_a_kernel_and_ended_the_others(numbers, clients, expected):
     fault = Fault("fatal", tuple(PID + number for number in numbers))
-    assert keeping.killed_in_kernel(fault, clients) == expected
+    assert killed_in_kernel(fault, clients) == expected
 
 
 class EndedServer:

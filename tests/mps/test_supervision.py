@@ -25,6 +25,7 @@ class Scripted(AsyncMpsControl):
     """A daemon that answers at once, or fails as the test says; this process stands for daemon and server."""
 
     failure: Exception | None = None
+    state = "ACTIVE"
     asked = 0
 
     async def run(self, command, timeout_seconds=0.0):
@@ -32,7 +33,7 @@ class Scripted(AsyncMpsControl):
         if self.failure is not None:
             raise self.failure
         name = command.text.split()[0]
-        return command.parse("ACTIVE" if name == "get_server_status" else "")
+        return command.parse(self.state if name == "get_server_status" else "")
 
     async def servers(self):
         if self.failure is not None:
@@ -243,3 +244,88 @@ async def test_a_fault_during_the_self_test_is_told_and_does_not_hold_the_next_p
     assert waits == [False, False]
     assert kept._status.faults == 1
     assert "fatal GPU error" in kept._status.last_fault
+
+
+@pytest.fixture
+def faulted(kept, monkeypatch):
+    """A keeper whose server stays in FAULT until the daemon is stopped; `stopped` has a number for each time."""
+    monkeypatch.setattr(keeping, "SERVER_UP_SECONDS", 0.02)
+    monkeypatch.setattr(keeping, "FAULT_LOG_SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "FAULT_RECOVERY_SECONDS", 0.02)
+    monkeypatch.setattr(keeping, "RESTART_BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr(keeping, "RETEST_BACKOFF", Backoff(0.01, 0.01))
+    kept.stopped = []
+
+    async def stop(timeout_seconds):
+        kept.stopped.append(timeout_seconds)
+        kept.control.state = "ACTIVE"
+
+    async def self_test(*_):
+        passes = kept.control.state == "ACTIVE"
+        return SelfTest(SelfTestResult.PASSED if passes else SelfTestResult.FAILED, "the probe")
+
+    monkeypatch.setattr(kept.control, "stop", stop)
+    monkeypatch.setattr(keeping, "run_self_test", self_test)
+    return kept
+
+
+async def test_a_server_that_is_in_fault_when_the_keeper_starts_is_replaced(faulted):
+    """Before: it was asked for its state for ever, as only a server that is watched was replaced."""
+    faulted.control.state = "FAULT"
+    async with running(faulted._supervise()):
+        await eventually(lambda: faulted.stopped, "the daemon is stopped")
+        await eventually(lambda: faulted.reader.read().state is GateState.ACTIVE, "another serves")
+        status = faulted.reader.read()
+        assert (status.faults, status.last_fault) == (1, "server in FAULT")
+    assert len(faulted.stopped) == 1
+
+
+async def test_a_fault_that_the_former_keeper_noted_is_not_counted_again(faulted):
+    me = faulted._status
+    faulted._previous = dataclasses.replace(
+        me, state=GateState.FAULT, detail="fatal", faults=1, last_fault="fatal", last_fault_pods=("a",)
+    )
+    faulted._status = dataclasses.replace(me, faults=1, last_fault="fatal", last_fault_pods=("a",))
+    faulted.control.state = "FAULT"
+    async with running(faulted._supervise()):
+        await eventually(lambda: faulted.stopped, "the daemon is stopped")
+        await eventually(lambda: faulted.reader.read().state is GateState.ACTIVE, "another serves")
+        status = faulted.reader.read()
+        assert (status.faults, status.last_fault, status.last_fault_pods) == (1, "fatal", ("a",))
+
+
+async def test_a_server_that_stays_in_fault_during_the_self_test_is_replaced(faulted, monkeypatch):
+    """Before: the self-test was repeated for ever."""
+    states = []
+    set_state = faulted._set_state
+    monkeypatch.setattr(faulted, "_set_state", lambda state, *why: (states.append(state), set_state(state, *why)))
+    tested = faulted._self_test
+
+    async def self_test(server_pid):
+        if not faulted.stopped:
+            faulted.control.state = "FAULT"
+        return await tested(server_pid)
+
+    monkeypatch.setattr(faulted, "_self_test", self_test)
+    async with running(faulted._supervise()):
+        await eventually(lambda: faulted.stopped, "the daemon is stopped")
+        await eventually(lambda: faulted.reader.read().state is GateState.ACTIVE, "another serves")
+        assert faulted.reader.read().faults == 1
+        assert states.count(GateState.ACTIVE) == 1, "nobody was let in before the ceilings were proven"
+
+
+async def test_a_server_that_recovers_during_the_self_test_lets_nobody_in_unproven(
+    faulted, monkeypatch
+):
+    up(faulted)
+    states = []
+    set_state = faulted._set_state
+    monkeypatch.setattr(faulted, "_set_state", lambda state, *why: (states.append(state), set_state(state, *why)))
+    monkeypatch.setattr(keeping, "FAULT_RECOVERY_SECONDS", 60.0)
+    faulted.control.state = "FAULT"
+    async with running(faulted._prove(os.getpid())) as proving:
+        await eventually(lambda: GateState.FAULT in states, "it is waited for")
+        faulted.control.state = "ACTIVE"
+        await eventually(proving.done, "proven")
+    assert GateState.ACTIVE not in states
+    assert not faulted.stopped

@@ -15,15 +15,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
 from gpushare.core.backoff import Backoff
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
+from gpushare.mps.blame import fault_sentence, killed_in_kernel
 from gpushare.mps.commands import ServerState
 from gpushare.mps.contexts import ContextLog
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
@@ -40,7 +41,7 @@ from gpushare.mps.layout import (
     throttled_reader,
     write_status,
 )
-from gpushare.mps.ledger import ClientLedger, Presence
+from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
 from gpushare.mps.policy import CeilingPolicy
@@ -275,7 +276,13 @@ class Keeper:
     async def _prove(self, server_pid: int) -> None:
         """Repeat the self-test until it proves the ceilings; meanwhile newcomers wait and running clients stay."""
         for failures in itertools.count(1):
-            if self._read_faults():  # while it is not read, the gate passes nobody on, the probe neither
+            fault = self._read_faults()  # while it is not read, the gate passes nobody on, the probe neither
+            state: ServerState | None = None
+            with contextlib.suppress(NotSentError):
+                state = await self._control.server_state(server_pid)
+            if state is ServerState.FAULT:
+                await self._recover(server_pid, fault)
+            elif fault:
                 self._note_fault(time.time())
             why = await self._self_test(server_pid)
             if not why or self._setup.admits_unproven:
@@ -310,6 +317,12 @@ class Keeper:
                 await self._control.run(commands.start_server(0))
                 asked = True
             elif time.monotonic() > deadline:
+                if servers and await self._control.server_state(servers[0]) is ServerState.FAULT:
+                    p = self._previous
+                    if p is None or p.state is not GateState.FAULT or p.detail != p.last_fault:  # it noted none
+                        self._read_faults()
+                        self._note_fault(time.time())
+                    await self._end_faulted()
                 raise MpsError("the MPS server did not become ACTIVE", retryable=True)
             else:
                 await asyncio.sleep(0.05)
@@ -393,6 +406,7 @@ class Keeper:
         fault = self._read_faults()
         if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
             await self._recover(server_pid, fault)
+            self._set_state(GateState.ACTIVE)
         turn = self.gate.current_pid
         self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), turn)
         await self.gate.end_overruns()
@@ -425,12 +439,14 @@ class Keeper:
             self._note_fault(noticed_at)
         if not is_back:
             self._set_state(GateState.FAULT, self._status.last_fault)
-        if is_back or await self._is_back(server_pid, FAULT_RECOVERY_SECONDS - FAULT_LOG_SECONDS):
-            self._faults.skip()
-            self._log_read_at = time.monotonic()
-            self._set_state(GateState.ACTIVE)
-            logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
-            return
+        if not is_back and not await self._is_back(server_pid, FAULT_RECOVERY_SECONDS - FAULT_LOG_SECONDS):
+            await self._end_faulted()
+        self._faults.skip()
+        self._log_read_at = time.monotonic()
+        logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
+
+    async def _end_faulted(self) -> NoReturn:
+        """End a daemon whose server stays in FAULT; the supervision starts another."""
         logger.error("MPS server of %s stays in FAULT; restarting the daemon", self.gpu.uuid)
         await self._control.stop(2.0)
         raise DaemonDownError("daemon stopped after a fault that did not clear")
@@ -486,43 +502,6 @@ class Keeper:
                 with contextlib.suppress(RuntimeError):  # the node has no thread left
                     await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)
-
-
-def fault_sentence(fault: Fault, clients: Sequence[Presence]) -> str:
-    """Describe a fault for tenants, naming only the processes that the log names.
-
-    Args:
-        clients: processes connected when it began, by the ledger.
-    """
-    if len(fault.pids) > 1:
-        return f"{fault.line} (in {len(fault.pids)} processes; the server does not tell which began it)"
-    if fault.pids:
-        pods = {client.pod_uid for client in clients if client.pid == fault.pids[0]} - {None}
-        if len(pods) == 1:
-            return f"{fault.line} (in process {fault.pids[0]} of pod {pods.pop()} alone)"
-        return f"{fault.line} (in process {fault.pids[0]} alone)"
-    if clients:
-        return f"{fault.line} (with {len(clients)} processes connected; the server does not tell which began it)"
-    return fault.line
-
-
-def killed_in_kernel(fault: Fault, clients: Sequence[Presence]) -> str | None:
-    """Return the pod whose process caused a fault by being killed within a kernel; None if unknown.
-
-    The server lists the processes that a fault reached, without a killed one (gpushare.mps.faultlog). So a client
-    that has ended and is not in that list was killed. If all such processes belong to one pod, that pod caused the
-    fault. A process that still runs was just connecting or leaving, and caused nothing.
-
-    Args:
-        clients: processes connected when it began, by the ledger.
-    """
-    unlisted = {
-        client.pod_uid
-        for client in clients
-        if client.listed and client.pid not in fault.pids and not is_alive(client.pid, client.start_ticks)
-    }
-    reached = {client.pod_uid for client in clients if client.pid in fault.pids} - unlisted
-    return unlisted.pop() if reached and len(unlisted) == 1 else None
 
 
 @contextlib.contextmanager
