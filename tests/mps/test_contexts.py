@@ -76,3 +76,36 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path):
     added(tmp_path / "server.log", lines[3][60:])
     log.read()
     assert log.count(1496) == 1
+
+
+def test_contexts_that_a_trimmed_log_no_longer_shows_are_counted_until_they_go(tmp_path):
+    log = ContextLog(tmp_path / "server.log")
+    log.read()
+    log.at_least(1496, 3)
+    assert log.count(1496) == 3
+    assert log.heard(1496) == 0, "this driver's log tells of contexts"
+    added(tmp_path / "server.log", f"{SERVER}Client {{PID: 1496, Context ID: 4}} connected\n")
+    for text, count in (("", 4), (WENT, 3), (ALL_WENT, 0)):
+        added(tmp_path / "server.log", text)
+        log.read()
+        assert log.count(1496) == count
+
+
+def test_one_after_the_other_of_them_goes(tmp_path):
+    log = ContextLog(tmp_path / "server.log")
+    log.at_least(1496, 2)
+    for count, line in zip((1, 0, 0), ALL_WENT.splitlines(), strict=True):
+        added(tmp_path / "server.log", line + "\n")
+        log.read()
+        assert log.count(1496) == count
+
+
+def test_a_log_that_shows_all_of_a_process_is_right_about_it(tmp_path):
+    """A context may have gone since the former reader counted."""
+    added(tmp_path / "server.log", CAME + WENT)
+    log = ContextLog(tmp_path / "server.log")
+    log.read()
+    log.at_least(1496, 3)
+    assert log.count(1496) == 2
+    log.at_least(1497, 0)
+    assert log.count(1497) == 0

@@ -1,10 +1,14 @@
 import dataclasses
+import json
 import os
 
 import pytest
 
+from gpushare.mps.contexts import ContextLog
+from gpushare.mps.grants import grant_percentage
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.ledger import Admission, ClientLedger
+from gpushare.mps.logs import trim
 from gpushare.mps.status import ClientStatus, GateState, GateStatus, MismatchKind
 
 ME = os.getpid()
@@ -91,6 +95,45 @@ def test_a_new_gate_takes_over_what_still_runs(memory, clock):
     assert ledger.strangers() == ()
     assert {c.pid: c.thread_percentage for c in ledger.clients()} == {ME: 25, 12: None}
     assert [p.used_mib for p in ledger.siblings("pod", 12)] == [300]
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_the_contexts_of_a_client_count_after_the_log_was_trimmed_and_the_gate_restarted(
+    memory, clock, tmp_path, is_trimmed
+):
+    """Before: they were forgotten, and a pod of cap 40 that had all of it in two contexts was given another 20."""
+    path = tmp_path / "server.log"
+    line = "[2026-11-23 23:11:44.341 Server   524] Client {PID: %d, Context ID: %d} connected\n"
+
+    def gate() -> ClientLedger:
+        return ClientLedger(memory, identify=lambda _: "pod", clock=lambda: clock[0], contexts=ContextLog(path))
+
+    first = gate()
+    first.note_clients(())
+    path.write_text("".join(line % (ME, number) for number in range(3)))
+    for _ in range(2):
+        first.admit(dataclasses.replace(admission(), thread_percentage=20))
+        first.note_clients((ME,), ME)
+        first.end_turn(ME, is_client=True)
+    status = GateStatus("GPU-1", GateState.ACTIVE, 1.0, clients=first.clients())
+    if is_trimmed:
+        trim([path], limit_bytes=0)
+        assert path.read_text() == ""
+    second = gate()
+    second.restore(GateStatus.from_json(json.loads(json.dumps(status.to_json()))))
+    second.note_clients((ME,))
+    assert second.percentages("pod", ME) == (20, 20)
+    assert grant_percentage(40, 2, second.percentages("pod", ME)) is None
+    assert second.clients()[0].grants == (20, 20), "its successor knows too"
+
+
+def test_a_status_of_a_version_that_counts_no_contexts_is_read(memory, clock):
+    data = GateStatus("GPU-1", GateState.ACTIVE, 1.0, clients=(ClientStatus(ME, "pod"),)).to_json()
+    data = json.loads(json.dumps(data))
+    for name in ("contexts", "grants"):
+        del data["clients"][0][name]
+    (client,) = GateStatus.from_json(data).clients
+    assert (client.contexts, client.grants) == (0, ())
 
 
 def test_memory_that_changes_is_not_settled_and_unread_memory_counts_as_granted(ledger, memory):

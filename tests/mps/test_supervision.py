@@ -314,9 +314,7 @@ async def test_a_server_that_stays_in_fault_during_the_self_test_is_replaced(fau
         assert states.count(GateState.ACTIVE) == 1, "nobody was let in before the ceilings were proven"
 
 
-async def test_a_server_that_recovers_during_the_self_test_lets_nobody_in_unproven(
-    faulted, monkeypatch
-):
+async def test_a_server_that_recovers_during_the_self_test_lets_nobody_in_unproven(faulted, monkeypatch):
     up(faulted)
     states = []
     set_state = faulted._set_state

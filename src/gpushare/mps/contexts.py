@@ -30,15 +30,18 @@ class ContextLog:
         self._server: bytes | None = None
         self._contexts: dict[int, set[int]] = {}
         self._heard: dict[int, int] = {}
+        self._whole: set[int] = set()  # processes whose whole time as a client the log shows
         self._tells = False  # whether the log of this driver reports contexts
 
     def read(self) -> None:
         """Process new lines; a line of another server means that the former server's clients are gone."""
         for line in self._tail.lines():
             if (server := _SERVER.search(line)) and server[1] != self._server:
+                if self._server is not None:  # the first one is that of the contexts that `at_least` noted
+                    self._contexts.clear()
+                    self._heard.clear()
+                    self._whole.clear()
                 self._server = server[1]
-                self._contexts.clear()
-                self._heard.clear()
             if came := _CAME.search(line):
                 pid, number, self._tells = int(came[1]), int(came[2]), True
                 self._heard[pid] = self._heard.pop(pid, 0) + 1
@@ -46,17 +49,36 @@ class ContextLog:
                     del self._heard[next(iter(self._heard))]
                 if number == 0:  # a process connected: a former one with its pid is gone
                     self._contexts.pop(pid, None)
+                    self._whole.add(pid)
+                    if len(self._whole) > KEPT_PROCESSES:
+                        self._whole = set(filter(is_alive, self._whole))
                 else:
                     self._contexts.setdefault(pid, set()).add(number)
                 if len(self._contexts) > KEPT_PROCESSES:
                     self._contexts = {pid: numbers for pid, numbers in self._contexts.items() if is_alive(pid)}
             elif went := _WENT.search(line):
                 contexts = self._contexts.get(int(went[1]), set())
-                contexts.discard(int(went[2]))
+                if (number := int(went[2])) in contexts:
+                    contexts.discard(number)
+                elif unnumbered := {each for each in contexts if each < 0}:
+                    contexts.discard(unnumbered.pop())
                 if not contexts:
                     self._contexts.pop(int(went[1]), None)
             elif left := _LEFT.search(line):
                 self._contexts.pop(int(left[1]), None)
+                self._whole.discard(int(left[1]))
+
+    def at_least(self, pid: int, count: int) -> None:
+        """Note contexts of a process that a former reader knew; the log that told of them may have been trimmed.
+
+        No effect if the log shows when the process came. Contexts that it does not show get a negative number
+        each; the first contexts to go whose numbers are unknown take them away.
+        """
+        if count <= 0 or pid in self._whole:
+            return
+        self._tells = True
+        contexts = self._contexts.setdefault(pid, set())
+        contexts.update(range(-1, len(contexts) - count - 1, -1))
 
     def heard(self, pid: int) -> int | None:
         """Return how many connections of a process the server log shows; None before it shows any."""

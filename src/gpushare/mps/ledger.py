@@ -132,6 +132,8 @@ class ClientLedger:
     def restore(self, status: GateStatus | None) -> None:
         """Adopt the admissions that the previous gate recorded, for processes that still run."""
         now, unix = self._clock(), time.time()
+        if self._contexts is not None:
+            self._contexts.read()
         for client in status.clients if status else ():
             if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
                 age = max(0.0, unix - client.connected_at) if client.connected_at else 0.0
@@ -146,7 +148,10 @@ class ClientLedger:
                     now - age,
                     client.memory_used_mib,
                     now,
+                    client.grants,
                 )
+                if self._contexts is not None:  # the log may have been trimmed since it told of them
+                    self._contexts.at_least(client.pid, client.contexts)
 
     def admit(self, admission: Admission) -> None:
         """Record that a process gets its turn."""
@@ -343,6 +348,8 @@ class ClientLedger:
                         a.used_mib,
                         unix - (now - a.admitted_at),
                         a.start_ticks,
+                        self._contexts.count(pid) if self._contexts is not None else 0,
+                        a.grants,
                     )
                 )
         return tuple(result)

@@ -79,6 +79,9 @@ class ClientStatus:
         memory_limit_mib: likewise.
         memory_used_mib: its present device memory; None if unknown.
         connected_at: Unix time, seconds.
+        contexts: how many contexts it has by the server's log; 0 if the log shows none, or from a version that
+            does not count them.
+        grants: the thread percentages of all its turns, as in `Admission`.
     """
 
     pid: int
@@ -88,6 +91,8 @@ class ClientStatus:
     memory_used_mib: int | None = None
     connected_at: float | None = None
     start_ticks: int | None = None
+    contexts: int = 0
+    grants: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +298,10 @@ class GateStatus:
         values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))
         if not isinstance(values.get("last_fault_by"), str | None):
             raise ValueError("last_fault_by is not a pod")
-        values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
+        values["clients"] = tuple(
+            ClientStatus(**{**_only(ClientStatus, c), "grants": tuple(c.get("grants", ()))})
+            for c in values.get("clients", ())
+        )
         values["waiting_connections"] = tuple(
             HeldStatus(**{**_only(HeldStatus, h), "reason": _known(HoldReason, h["reason"], HoldReason.OTHER)})
             for h in data.get(_WAITING_KEY, ())
