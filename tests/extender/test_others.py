@@ -2,8 +2,10 @@
 
 import copy
 
+import pytest
+
 from gpushare.extender.others import OtherPod, reduce_other_pod
-from gpushare.kube import GPUNODES, PODS
+from gpushare.kube import GPUNODES, NODES, PODS
 
 
 def other(name, node="n1", cpu="2", memory="4Gi", share=0, **metadata):
@@ -167,3 +169,31 @@ async def test_preemption_gives_back_what_leaving_pods_take(running):
     )
     assert [one["UID"] for one in answer["NodeNameToMetaVictims"]["n1"]["Pods"]] == ["uid-big"]
     assert free(running)[0] == 500
+
+
+@pytest.mark.parametrize("amount", ["9E", "5P", "1e300"])
+@pytest.mark.parametrize("labels", [{}, {"gpushare.io/managed": "true"}])
+async def test_a_pod_that_asks_for_more_than_there_can_be_stops_nothing(running, labels, amount):
+    """Whoever may create a pod with spec.nodeName chooses its requests and limits."""
+    cluster, ledger = running.cluster, running.extender.ledger
+    for name in ("x", "y"):
+        hostile = other(name, cpu=amount, memory=amount, labels=labels)
+        hostile["spec"]["containers"][0]["resources"]["limits"] = {"gpushare.io/share": amount}
+        cluster.put(PODS, hostile)
+    await cluster.settle()
+    assert max(free(running)) < 0
+    assert await ledger.learn(1e6)
+    cluster.make_pod("p")
+    cluster.pod("p")["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    assert (await running.filter("p"))["NodeNames"] == ["n2"]
+
+    node = copy.deepcopy(cluster.objects[NODES]["n1"])
+    node["status"]["allocatable"]["cpu"] = "32"
+    cluster.put(NODES, node)
+    await cluster.settle()
+    assert ledger.state.uuids(ledger.state.row("n1")) == ("GPU-n1-0", "GPU-n1-1")
+    for name in ("x", "y"):
+        cluster.remove(PODS, f"kube-system/{name}")
+    await cluster.settle()
+    assert free(running)[0] == 32_000
+    assert set((await running.filter("p"))["NodeNames"]) == {"n1", "n2"}

@@ -21,6 +21,8 @@ from gpushare.core.api import (
     PodView,
     Rejection,
     names,
+    parse_bytes,
+    parse_cpu_milli,
     parse_quantity,
     reduced_object,
     taints_of,
@@ -245,8 +247,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
             NodeSpec(
                 gpunode.name,
                 tuple(GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib or None) for gpu in gpus),
-                int(parse_quantity(allocatable.get("cpu", "0")) * 1000) - cpu_taken,
-                int(parse_quantity(allocatable.get("memory", "0")) / _MIB) - memory_taken,
+                parse_cpu_milli(allocatable.get("cpu", "0")) - cpu_taken,
+                parse_bytes(allocatable.get("memory", "0")) // _MIB - memory_taken,
             )
         )
     present = {gpu.uuid for node in found for gpu in node.gpus}

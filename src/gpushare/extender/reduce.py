@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import Ceilings, MpsState, Taint, names, parse_quantity, taints_of
+from gpushare.core.api import Ceilings, MpsState, Taint, names, parse_bytes, parse_cpu_milli, taints_of
 from gpushare.core.gpu import Health
 from gpushare.core.placement import GpuSpec
 
@@ -93,8 +93,8 @@ def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
         return None
     return NodeView(
         name=intern(obj["metadata"]["name"]),
-        cpu_milli=int(parse_quantity(allocatable.get("cpu", "0")) * 1000),
-        memory_mib=int(parse_quantity(allocatable.get("memory", "0")) / _MIB),
+        cpu_milli=parse_cpu_milli(allocatable.get("cpu", "0")),
+        memory_mib=parse_bytes(allocatable.get("memory", "0")) // _MIB,
         is_second_choice=any(
             taint.get("effect") == "PreferNoSchedule" for taint in (obj.get("spec") or {}).get("taints") or ()
         ),

@@ -50,7 +50,7 @@ from gpushare.core.api.pod_parts import (
     waiting_reason,
 )
 from gpushare.core.api.pod_resources import requests_of, share_limit_of
-from gpushare.core.api.quantity import parse_count, parse_quantity
+from gpushare.core.api.quantity import parse_bytes, parse_count, parse_cpu_milli, parse_quantity
 from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.request import (
     AUTO,
@@ -150,8 +150,10 @@ __all__ = [
     "names",
     "not_scheduled",
     "openapi",
+    "parse_bytes",
     "parse_class",
     "parse_count",
+    "parse_cpu_milli",
     "parse_fraction",
     "parse_memory_mib",
     "parse_processes",

@@ -5,7 +5,14 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gpushare.core.api import names
-from gpushare.core.api.quantity import parse_count, parse_quantity
+from gpushare.core.api.quantity import (
+    MOST_BYTES,
+    MOST_COUNT,
+    MOST_MILLI,
+    parse_bytes,
+    parse_count,
+    parse_cpu_milli,
+)
 
 _BYTES_PER_MIB: Final = 2**20
 _DISTINCT_QUANTITIES: Final = 4096  # a cluster uses the same few hundred over and over
@@ -14,7 +21,8 @@ _DISTINCT_QUANTITIES: Final = 4096  # a cluster uses the same few hundred over a
 def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
     """Return a pod's CPU (thousandths) and memory (MiB) requests, as kube-scheduler counts them.
 
-    The sum over containers and sidecars, or more if an init container needs more; plus the pod's overhead.
+    The sum over containers and sidecars, or more if an init container needs more; plus the pod's overhead. No pod
+    counts for more than `MOST_MILLI` and `MOST_BYTES`: whoever may create a pod chooses its requests freely.
 
     Raises:
         ValueError: a request is not a quantity.
@@ -23,14 +31,18 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
     cpu_milli = _effective(spec, lambda one: _milli(_asked(one, "requests").get("cpu", "0")))
     memory_bytes = _effective(spec, lambda one: _bytes(_asked(one, "requests").get("memory", "0")))
     return (
-        cpu_milli + _milli(overhead.get("cpu", "0")),
-        (memory_bytes + _bytes(overhead.get("memory", "0"))) // _BYTES_PER_MIB,
+        min(cpu_milli + _milli(overhead.get("cpu", "0")), MOST_MILLI),
+        min(memory_bytes + _bytes(overhead.get("memory", "0")), MOST_BYTES) // _BYTES_PER_MIB,
     )
 
 
 def share_limit_of(spec: Mapping[str, Any]) -> int:
-    """Return a pod's limit `gpushare.io/share`, 100 for each GPU; 0 if missing or not a whole number."""
-    return _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
+    """Return a pod's limit `gpushare.io/share`, 100 for each GPU; 0 if missing or not a whole number.
+
+    It is `MOST_COUNT` at most.
+    """
+    limit = _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
+    return min(limit, MOST_COUNT)
 
 
 def _effective(spec: Mapping[str, Any], amount: Callable[[Mapping[str, Any]], int]) -> int:
@@ -56,12 +68,12 @@ def _asked(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 @lru_cache(_DISTINCT_QUANTITIES)
 def _milli(text: str | int) -> int:
-    return int(parse_quantity(text) * 1000)
+    return parse_cpu_milli(text)
 
 
 @lru_cache(_DISTINCT_QUANTITIES)
 def _bytes(text: str | int) -> int:
-    return int(parse_quantity(text))
+    return parse_bytes(text)
 
 
 @lru_cache(_DISTINCT_QUANTITIES)

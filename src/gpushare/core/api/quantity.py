@@ -5,6 +5,12 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
+MOST_MILLI: Final = 2**40
+"""Most CPU that any amount counts as, a thousand million cores; a million such amounts still add up in 64 bits."""
+MOST_BYTES: Final = 2**60
+"""Most memory that any amount counts as, an exbibyte; it is added up in MiB."""
+MOST_COUNT: Final = 2**40
+"""Most of an extended resource that any amount counts as."""
 _LONGEST: Final = 64  # the API server writes far shorter amounts
 _QUANTITY: Final = re.compile(
     r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([numkMGTPE]|[KMGTPE]i|)"
@@ -40,6 +46,24 @@ def parse_quantity(text: str | int) -> Decimal:
     if match is None:
         raise ValueError(f"{text[:_LONGEST]!r} is not a quantity")
     return Decimal(match[1]) * _SUFFIXES[match[2]]
+
+
+def parse_cpu_milli(text: str | int) -> int:
+    """Return an amount of CPU in whole thousandths, `MOST_MILLI` at most: the API itself sets no bound.
+
+    Raises:
+        ValueError: it is not a quantity.
+    """
+    return min(int(parse_quantity(text) * 1000), MOST_MILLI)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return an amount of memory in whole bytes, `MOST_BYTES` at most: the API itself sets no bound.
+
+    Raises:
+        ValueError: it is not a quantity.
+    """
+    return min(int(parse_quantity(text)), MOST_BYTES)
 
 
 def parse_count(text: str | int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpushare.core.api import Decision, PodView, Rejection, names
+from gpushare.core.api import MAX_GPUS_PER_POD, Decision, PodView, Rejection, names
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest
 from gpushare.core.placement.state import ClusterState
 
@@ -46,7 +46,7 @@ class Undecided:
             memory_mib: node memory request, only if nothing else counts it.
         """
         share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
-        gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
+        gpu_count = min(math.ceil(limit_percent / names.SHARES_PER_GPU), MAX_GPUS_PER_POD)
         request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
         self._pods[uid] = (node, request)
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from gpushare.core.api import MAX_GPUS_PER_POD
 from gpushare.core.placement.state import GPU_MILLI, ClusterState, FloatArray, IntArray, Shape
 
 POPULARITY: Final = 0.95
@@ -80,7 +81,8 @@ class FragmentTables:
         """By share, the weight of one-GPU pods that fit: (models, CPU levels)."""
         single = np.zeros((models, levels, GPU_MILLI + 1))
         several = np.zeros((models, levels, 1))
-        widest = max([kind.gpu_count for kind in mix.kinds], default=0)
+        # What a bound pod's annotations list is not bounded; more GPUs than a pod may ask for fit nowhere.
+        widest = min(max([kind.gpu_count for kind in mix.kinds], default=0), MAX_GPUS_PER_POD)
         if widest > 1:
             several = np.zeros((models, levels, widest + 1))
         for kind, weight in zip(mix.kinds, mix.weights, strict=True):
