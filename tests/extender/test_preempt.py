@@ -2,10 +2,16 @@
 
 import pytest
 
+from gpushare.kube import PODS
+
+
+def asks_for_cpu(pod, cpu):
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+
 
 @pytest.fixture
 async def full(running):
-    """n1: GPU 0 holds low-a and low-b (30% each), GPU 1 holds low-c (40%) and high (40%)."""
+    """n1: GPU 0 holds low-a and low-b (30% each), GPU 1 holds low-c (40%, and 8 of the CPUs) and high (40%)."""
     cluster = running.cluster
     for name, fraction, priority, gpu in (
         ("low-a", "0.3", 0, 0),
@@ -15,6 +21,8 @@ async def full(running):
     ):
         pod = cluster.make_pod(name, fraction, priority=priority)
         percent = int(float(fraction) * 100)
+        if name == "low-c":
+            asks_for_cpu(pod, "8")
         pod["spec"]["nodeName"] = "n1"
         pod["metadata"]["annotations"] |= {
             "gpushare.io/gpu": f"GPU-n1-{gpu}",
@@ -71,13 +79,33 @@ async def test_pods_that_are_not_ours_stay_victims(full):
     assert await preempt(full, "new", ["cpu-hog", "low-c"]) == {"n1": ["cpu-hog", "low-a"]}
 
 
-async def test_a_victim_whose_cpu_is_needed_stays(full):
-    pod = full.cluster.pod("low-c")
-    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "8"}
-    full.cluster.allocate("low-c")
+@pytest.fixture
+async def short(full):
+    """n1 has no CPU left: 56 of its 64 are cpu-hog's, which is not ours, and 8 are low-c's."""
+    hog = {"metadata": {"name": "hog", "namespace": "default", "uid": "cpu-hog"}, "status": {"phase": "Running"}}
+    asked = {"resources": {"requests": {"cpu": "56"}}}
+    full.cluster.put(PODS, hog | {"spec": {"nodeName": "n1", "containers": [asked]}})
     await full.cluster.settle()
+    state = full.extender.ledger.state
+    assert state.cpu_free_milli[state.row("n1")] == 0
     full.cluster.make_pod("new", "0.65", priority=10)
-    assert await preempt(full, "new", ["low-c"]) == {"n1": ["low-c", "low-a"]}
+    asks_for_cpu(full.cluster.pod("new"), "8")
+    return full
+
+
+async def test_a_victim_whose_cpu_is_needed_stays(short):
+    found = await preempt(short, "new", ["low-c"])
+    assert {node: sorted(pods) for node, pods in found.items()} == {"n1": ["low-a", "low-c"]}
+
+
+async def test_a_victim_whose_cpu_others_free_is_spared(short):
+    assert await preempt(short, "new", ["cpu-hog", "low-c"]) == {"n1": ["cpu-hog", "low-a"]}
+
+
+async def test_a_victim_whose_cpu_nobody_needs_is_spared(full):
+    full.cluster.make_pod("new", "0.65", priority=10)
+    asks_for_cpu(full.cluster.pod("new"), "4")
+    assert await preempt(full, "new", ["low-c"]) == {"n1": ["low-a"]}
 
 
 async def test_trying_changes_nothing(full):

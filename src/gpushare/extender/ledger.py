@@ -15,7 +15,6 @@ from gpushare.core.placement import (
     Candidates,
     ClusterState,
     DecisionContext,
-    Evictable,
     Judge,
     KeptGpus,
     KnownWorkload,
@@ -478,9 +477,9 @@ class ShareLedger:
             seconds = window_seconds(reservation.request, self._context.probation)
         return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at, seconds)
 
-    def evictable(self) -> dict[str, Evictable]:
-        """Return our pods as preemption sees them, by uid."""
-        return {uid: Evictable(pod.priority, pod.cpu_milli, pod.memory_mib) for uid, pod in self.pods.items()}
+    def priorities(self) -> dict[str, int]:
+        """Return the priorities of our pods by uid."""
+        return {uid: pod.priority for uid, pod in self.pods.items()}
 
     # -- learning -------------------------------------------------------------------------------------------------
 

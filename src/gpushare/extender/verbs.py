@@ -178,7 +178,7 @@ class Verbs:
         request = self._ledger.request_of(args.pod)
         if isinstance(request, Rejection) or self._not_ready():
             return wire.preempt_result({})
-        pods = self._ledger.evictable()
+        priorities = self._ledger.priorities()
         chosen: dict[str, wire.Victims] = {}
         for node, proposed in args.victims.items():
             with self._ledger.others.leaving(node, proposed.pod_uids):
@@ -187,7 +187,7 @@ class Verbs:
                     self._ledger.context,
                     node,
                     priority=args.pod.priority,
-                    pods=pods,
+                    priorities=priorities,
                     proposed=proposed.pod_uids,
                 )
             if uids:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.core.placement.test_properties import frozen
 
 from gpushare.core.api import Rejection
-from gpushare.core.placement import Evictable, PlacementRequest, choose_victims
+from gpushare.core.placement import PlacementRequest, choose_victims
 from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement
 
-NODE, GPUS, OWN = "n", ("n/0", "n/1"), 50
+NODE, GPUS, OWN, CPU = "n", ("n/0", "n/1"), 50, 8
 tenants = st.lists(
-    st.tuples(st.sampled_from(GPUS), st.integers(1, 6), st.sampled_from([0, 10, OWN, 90]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(GPUS), st.integers(1, 6), st.sampled_from([-5, 0, 10, OWN, 90]), st.integers(0, 4)),
     max_size=6,
 )
 asked = st.builds(
@@ -27,17 +27,17 @@ asked = st.builds(
 )
 
 
-def cluster(running: list[tuple[str, int, int, int]]) -> tuple[DecisionContext, dict[str, Evictable]]:
+def cluster(running: list[tuple[str, int, int, int]]) -> tuple[DecisionContext, dict[str, int]]:
     """A node of two GPUs with these tenants, as many as fit: GPU, tenths of it, priority, CPU."""
     gpus = tuple(GpuSpec(uuid, "H200", 80_000) for uuid in GPUS)
-    state, pods = ClusterState([NodeSpec(NODE, gpus, cpu_milli=8, memory_mib=100)]), {}
+    state, priorities = ClusterState([NodeSpec(NODE, gpus, cpu_milli=CPU, memory_mib=100)]), {}
     for number, (gpu, tenths, priority, cpu) in enumerate(running):
         request = PlacementRequest(f"pod-{number}", tenths * 100, cpu_milli=cpu, memory_mib=1)
         placed = decide(request, context_of(state, BestFit()), node=NODE, preferred_gpus=(gpu,))
         if isinstance(placed, Placement):
             state.reserve(request.pod_uid, placed, request)
-            pods[request.pod_uid] = Evictable(priority, cpu, 0)
-    return context_of(state, BestFit()), pods
+            priorities[request.pod_uid] = priority
+    return context_of(state, BestFit()), priorities
 
 
 def fits_without(request: PlacementRequest, context: DecisionContext, leaving: Iterable[str]) -> bool:
@@ -49,21 +49,62 @@ def fits_without(request: PlacementRequest, context: DecisionContext, leaving: I
     return not isinstance(found, Rejection)
 
 
-@given(tenants, asked, st.sets(st.integers(0, 5)))
+def proposal_of(request: PlacementRequest, context: DecisionContext, priorities: dict[str, int]) -> list[str]:
+    """kube-scheduler's proposal: all lower pods leave, then as many as fit by its sums stay, highest first."""
+
+    def fits(leaving: list[str]) -> bool:
+        staying = [each.request for uid, each in context.state.reservations.items() if uid not in leaving]
+        share = sum(each.share_milli for each in staying) + request.share_milli
+        return share <= 1000 * len(GPUS) and sum(each.cpu_milli for each in staying) + request.cpu_milli <= CPU
+
+    leaving = [uid for uid in priorities if priorities[uid] < OWN]
+    if not fits(leaving):
+        return []
+    for uid in sorted(leaving, key=lambda uid: (-priorities[uid], uid)):
+        if fits(spared := [other for other in leaving if other != uid]):
+            leaving = spared
+    return leaving
+
+
+@given(tenants, asked, st.none() | st.sets(st.integers(0, 5)))
+@example(  # a GPU without pod-1 on n/0, but CPU only without the proposed pod-3 on n/1: both have to leave
+    [("n/0", 3, 90, 0), ("n/0", 4, 0, 1), ("n/1", 5, 90, 0), ("n/1", 5, 0, 7)],
+    PlacementRequest("new", 650, cpu_milli=7),
+    None,
+)
+@example(  # pod-0 alone is enough; the proposed pod-3 asks for more CPU, which nobody needs
+    [("n/0", 3, 0, 0), ("n/0", 3, 10, 0), ("n/1", 4, 90, 0), ("n/1", 4, 0, 3)],
+    PlacementRequest("new", 650, cpu_milli=1),
+    {3},
+)
 def test_who_leaves_is_lower_makes_room_and_is_needed(
-    running: list[tuple[str, int, int, int]], request: PlacementRequest, proposed: set[int]
+    running: list[tuple[str, int, int, int]], request: PlacementRequest, proposed: set[int] | None
 ) -> None:
-    context, pods = cluster(running)
+    context, priorities = cluster(running)
     before = frozen(context.state)
-    # kube-scheduler proposes lower pods alone
-    offered = [uid for number in sorted(proposed) if (uid := f"pod-{number}") in pods and pods[uid].priority < OWN]
-    victims = choose_victims(request, context, NODE, priority=OWN, pods=pods, proposed=offered)
+    lower = [uid for uid, priority in priorities.items() if priority < OWN]
+    if proposed is None:
+        offered = proposal_of(request, context, priorities)
+    else:  # kube-scheduler's view may be an older one
+        offered = [uid for number in sorted(proposed) if (uid := f"pod-{number}") in lower]
+    victims = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=offered)
     assert frozen(context.state) == before
-    assert all(pods[uid].priority < OWN for uid in victims)
+    assert set(victims) <= set(lower)
     assert not victims or fits_without(request, context, victims)
-    if victims and victims != tuple(offered):
-        for uid in set(victims) - set(offered):
+    if victims != tuple(offered):
+        for uid in victims:
             assert not fits_without(request, context, set(victims) - {uid}), f"{uid} leaves in vain"
+    if offered and proposed is None and fits_without(request, context, lower):
+        assert victims or fits_without(request, context, ()), "all lower pods make room, and none was found"
+
+
+def test_pods_of_others_that_leave_make_room_for_none_to_be_taken_in_vain() -> None:
+    context, priorities = cluster([("n/0", 3, 0, 0), ("n/0", 4, 0, 0), ("n/0", 3, 0, 0), ("n/1", 10, 90, 0)])
+    del priorities["pod-0"]  # it holds a share, but is not ours
+    chosen = choose_victims(
+        PlacementRequest("new", 700), context, NODE, priority=OWN, priorities=priorities, proposed=["pod-0"]
+    )
+    assert chosen == ("pod-0", "pod-1")
 
 
 @given(tenants, asked)
@@ -72,10 +113,10 @@ def test_who_leaves_is_lower_makes_room_and_is_needed(
 def test_where_lower_pods_of_one_gpu_could_make_room_the_fewest_of_the_lowest_are_found(
     running: list[tuple[str, int, int, int]], request: PlacementRequest
 ) -> None:
-    context, pods = cluster(running)
-    victims = choose_victims(request, context, NODE, priority=OWN, pods=pods, proposed=[])
+    context, priorities = cluster(running)
+    victims = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=[])
     tenants_of = {gpu: [each.pod_uid for each in context.state.tenants(gpu)] for gpu in GPUS}
-    lower = [[uid for uid in uids if pods[uid].priority < OWN] for uids in tenants_of.values()]
+    lower = [[uid for uid in uids if priorities[uid] < OWN] for uids in tenants_of.values()]
     sets = chain.from_iterable(combinations(uids, count) for uids in lower for count in range(1, len(uids) + 1))
     enough = [each for each in sets if fits_without(request, context, each)]
     if fits_without(request, context, ()):
@@ -83,5 +124,5 @@ def test_where_lower_pods_of_one_gpu_could_make_room_the_fewest_of_the_lowest_ar
     else:
         assert bool(victims) == bool(enough)
     if victims:
-        highest = min(max(pods[uid].priority for uid in each) for each in enough)
-        assert max(pods[uid].priority for uid in victims) == highest
+        highest = min(max(priorities[uid] for uid in each) for each in enough)
+        assert max(priorities[uid] for uid in victims) == highest

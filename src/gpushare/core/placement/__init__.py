@@ -23,7 +23,7 @@ from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.owners import in_order_of_claim, nodes_by_decision
-from gpushare.core.placement.preemption import Evictable, choose_victims
+from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.probation import (
     NO_PROBATION,
     ProbationSettings,
@@ -67,7 +67,6 @@ __all__ = [
     "ClusterState",
     "DecisionContext",
     "Elsewhere",
-    "Evictable",
     "ExplainedGpu",
     "ExplainedTenant",
     "Explanation",
