@@ -31,6 +31,7 @@ from gpushare.core.placement import (
     decide,
     nodes_by_decision,
     request_of,
+    resize,
     survey,
     term_of,
     unprofiled_of,
@@ -549,6 +550,8 @@ class ShareLedger:
         known = self.state.reservation(pod.uid)
         if known is not None and known.placement == decided and known.placement.thread_percentage is not None:
             self.set_cap(pod.uid, decision.thread_percentage)
+            if resize(self.state, pod):
+                self.on_room()
         else:
             request = bound_request(self.request_of(pod), pod, decision)
             if known is not None:

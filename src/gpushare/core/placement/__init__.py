@@ -1,7 +1,7 @@
 """Placement: where a pod fits, which promises it would break, how nodes rank, which GPU and which cap it gets."""
 
 from gpushare.core.placement import settings
-from gpushare.core.placement.bound import Undecided, bound_request
+from gpushare.core.placement.bound import Undecided, bound_request, resize
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled, term_of, unprofiled_of
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
 from gpushare.core.placement.demand import request_of
@@ -115,6 +115,7 @@ __all__ = [
     "nodes_by_decision",
     "parse_settings",
     "request_of",
+    "resize",
     "settings",
     "summarize",
     "survey",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,23 @@ def bound_request(asked: PlacementRequest | Rejection, pod: PodView, decision: D
     return PlacementRequest(
         uid, percent * MILLI_PER_PERCENT, gpus, cpu_milli=pod.cpu_milli, node_memory_mib=pod.memory_mib
     )
+
+
+def resize(state: ClusterState, pod: PodView) -> bool:
+    """Count the present CPU and memory requests of a reserved pod; return whether that frees any of its node's.
+
+    They can be changed in place, by default since Kubernetes 1.33. Its GPUs, share and age stay.
+    """
+    reservation = state.reservation(pod.uid)
+    if reservation is None:
+        return False
+    before = reservation.request
+    if (before.cpu_milli, before.node_memory_mib) == (pod.cpu_milli, pod.memory_mib):
+        return False
+    request = replace(before, cpu_milli=pod.cpu_milli, node_memory_mib=pod.memory_mib)
+    state.release(pod.uid)
+    state.reserve(pod.uid, reservation.placement, request, reservation.order)
+    return pod.cpu_milli < before.cpu_milli or pod.memory_mib < before.node_memory_mib
 
 
 class Undecided:
