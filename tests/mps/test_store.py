@@ -3,6 +3,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -57,6 +58,44 @@ def test_a_killed_gates_connections_stay_open_and_go_to_its_successor(store):
         each.connection.close()
     until(lambda: not is_open(silent_peer) and not is_open(spoken_peer), "closed when both copies are")
     successor_channel.close()
+
+
+def test_a_connection_that_the_host_gives_back_late_is_taken_then(store, monkeypatch):
+    """Before: it was dropped with its descriptor open, and its process waited for ever."""
+    first = store.attach()
+    gate = StoreClient(first)
+    gate.restore()
+    (waiting, peer), (other, _) = pair(), pair()
+    number = gate.keep(waiting)
+    gate.spoken(number)
+    for each in (waiting, first):
+        each.close()
+    real, carries = storing._send, threading.Event()
+
+    def in_flight(channel, message, descriptor=None):
+        if message.get("id") == number and not carries.is_set():
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        real(channel, message, descriptor)
+
+    monkeypatch.setattr(storing, "_send", in_flight)
+    monkeypatch.setattr(storing, "RESTORE_SECONDS", 0.05)
+    second = store.attach()
+    successor = StoreClient(second)
+    assert successor.restore() == []
+    own = successor.keep(other)
+    assert own > number, "it is not taken for the one that is still to come"
+    carries.set()
+    late = []
+    until(lambda: late.extend(successor.flush()) or late, "it came")
+    [restored] = late
+    assert (restored.number, restored.greeted, restored.spoken) == (number, True, True)
+    restored.connection.send(b"hello")
+    assert peer.recv(100) == b"hello"
+    until(lambda: successor.flush() == [] and set(store._kept) == {number, own}, "the host has both")
+    successor.drop(number)
+    restored.connection.close()
+    until(lambda: not is_open(peer), "closed when both copies are")
+    second.close()
 
 
 def test_a_gate_on_its_own_keeps_nothing():

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +31,7 @@ from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
 from gpushare.mps.room import Connection, ConnectionPhase
 from gpushare.mps.starvation import run_delays, starved_seconds
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
-from gpushare.mps.store import StoreClient
+from gpushare.mps.store import Restored, StoreClient
 from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
 from gpushare.runtime.tasks import without_end
 
@@ -171,13 +171,16 @@ class Gate:
         restored = await asyncio.to_thread(self.store.restore)
         self.reception.open(listener)
         try:
-            for each in restored:
-                self.reception.adopt(each.connection, each.number, greeted=each.greeted, spoken=each.spoken)
+            self._adopt(restored)
             async with asyncio.TaskGroup() as group:
                 group.create_task(without_end("tending connections", self._tend()))
                 group.create_task(without_end("giving turns", self._arbitrate()))
         finally:
             self.reception.close()
+
+    def _adopt(self, restored: Iterable[Restored]) -> None:
+        for each in restored:
+            self.reception.adopt(each.connection, each.number, greeted=each.greeted, spoken=each.spoken)
 
     def set_backend(self, backend: Backend) -> None:
         """Record the daemon's state from the keeper, and check waiting connections again."""
@@ -256,7 +259,7 @@ class Gate:
         """Do regular housekeeping: the host's copies, clients to end, and processes and pods that are gone."""
         last = self._clock()
         while True:
-            self.store.flush()
+            self._adopt(self.store.flush())
             await self.end_leaving()
             if (now := self._clock()) - last >= TEND_SECONDS:
                 last = now

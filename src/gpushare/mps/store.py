@@ -158,7 +158,8 @@ class StoreClient:
         self._channel, self._clock = channel, clock
         if channel is not None:
             channel.setblocking(False)
-        self._next = 0
+        # Microseconds since boot: beyond every number of the gates before, whose connections may come back late.
+        self._next = time.monotonic_ns() // 1000
         self._open: dict[int, _Handed] = {}
         self._unsaid: dict[int, None] = {}  # numbers with news for the host, oldest first
         self._behind_since: float | None = None
@@ -172,22 +173,23 @@ class StoreClient:
         channel.settimeout(RESTORE_SECONDS)
         try:
             while (received := _receive(channel)) is not None:
-                message, descriptor = received
-                number = int(message["id"])
-                if number < 0:
+                if int(received[0]["id"]) < 0:
                     break
-                self._next = max(self._next, number + 1)
-                if descriptor is None:
-                    logger.error("no descriptor is free for a waiting connection: it stays with the host")
-                    continue
-                connection = socket.socket(fileno=descriptor)
-                greeted, spoken = bool(message["greeted"]), bool(message["spoken"])
-                self._open[number] = _Handed(connection, greeted, spoken, known=True)
-                restored.append(Restored(number, connection, greeted, spoken))
+                restored += self._take_back(*received)
         except OSError as error:
-            logger.error("the host did not give back all connections that waited: %s", error)
+            logger.error("the host did not give back all connections that waited, others may follow: %s", error)
         channel.setblocking(False)
         return restored
+
+    def _take_back(self, message: dict[str, Any], descriptor: int | None) -> tuple[Restored, ...]:
+        """Return the connection that the host gives back, or none without a descriptor."""
+        if descriptor is None:
+            logger.error("no descriptor is free for a waiting connection: it stays with the host")
+            return ()
+        number, connection = int(message["id"]), socket.socket(fileno=descriptor)
+        greeted, spoken = bool(message["greeted"]), bool(message["spoken"])
+        self._open[number] = _Handed(connection, greeted, spoken, known=True)
+        return (Restored(number, connection, greeted, spoken),)
 
     def keep(self, connection: socket.socket) -> int:
         """Send a copy to the host; return the number that identifies it."""
@@ -219,14 +221,21 @@ class StoreClient:
         else:
             self._unsaid.pop(number, None)
 
-    def flush(self) -> None:
-        """Send what the host could not accept before, and what it asks for again; call it regularly."""
+    def flush(self) -> list[Restored]:
+        """Send what the host could not accept before, and what it asks for again; call it regularly.
+
+        Returns:
+            Connections from the previous gate that came after `restore` had given up waiting.
+        """
+        late: list[Restored] = []
         if self._channel is None:
-            return
+            return late
         try:
             while (received := _receive(self._channel)) is not None:
                 number = int(received[0]["id"])
-                if handed := self._open.get(number):
+                if "greeted" in received[0]:
+                    late += self._take_back(*received)
+                elif handed := self._open.get(number):
                     handed.known = False
                     self._unsaid[number] = None
         except BlockingIOError:
@@ -234,6 +243,7 @@ class StoreClient:
         except (OSError, ValueError, KeyError) as error:
             self._give_up(error)
         self._flush()
+        return late
 
     def behind_seconds(self) -> float:
         """Return how long the host has not accepted messages; 0 if it does."""
