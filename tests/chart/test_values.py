@@ -154,7 +154,14 @@ def _variables_read(part: str) -> set[str]:
     return declared | set(re.findall(r"\b(?:GPUSHARE_[A-Z_]+|NODE_NAME)\b", text))
 
 
-FOREIGN = {"USER", "GOGC", "GOMEMLIMIT", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+FOREIGN = {
+    "USER",
+    "GOGC",
+    "GOMEMLIMIT",
+    "MALLOC_ARENA_MAX",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+}
 
 
 @VALUES
@@ -164,6 +171,16 @@ def test_every_variable_that_the_chart_sets_is_read(render: Render, values: Json
             given = [variable["name"] for variable in container.get("env", [])]
             assert len(set(given)) == len(given)
             assert set(given) - FOREIGN <= _variables_read(part), part
+
+
+def test_the_fronts_threads_share_one_malloc_arena(render: Render) -> None:
+    """Two hours of pods made a front 5% larger, a third of its heap in arenas of threads that were gone."""
+    for container in containers(workloads(render({}))["agent"]):
+        given = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
+        if "gpushare.front" in container.get("command", []):
+            assert given["MALLOC_ARENA_MAX"] == "1"
+            return
+    pytest.fail("no container runs the front")
 
 
 def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) -> None:
