@@ -307,3 +307,76 @@ async def test_one_look_in_vain_is_enough_for_a_round(cluster, serve_cluster):
             assert set(running.held()) == set(names)
         await running.extender.binder.look_again(later)
         assert running.held() == {}
+
+
+@pytest.fixture
+async def unseen(one_gpu):
+    """A pod that was made and bound while the watch is down, and the watch begins again after what `then` does."""
+    cluster, extender = one_gpu.cluster, one_gpu.extender
+    await cluster.settle()
+
+    async def after(then) -> float:
+        cluster.flowing.clear()
+        cluster.make_pod("c", "0.6")
+        assert await one_gpu.bind("c", "n1") == ""
+        bound_at = extender._clock()
+        then()
+        extender._pods.relist()
+        await extender._pods.synced.wait()
+        cluster.flowing.set()
+        await cluster.settle()
+        return bound_at
+
+    return after
+
+
+@pytest.mark.parametrize("successor", [False, True])
+async def test_a_pod_that_came_and_went_while_the_watch_was_down_gives_its_room_back(one_gpu, unseen, successor):
+    """No list and no event ever shows it; its successor, which the watch does not show either, has no place."""
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+    at = await unseen(lambda: cluster.remove(PODS, "default/c"))
+    assert len(one_gpu.held()) == 1
+    if successor:
+        cluster.flowing.clear()
+        cluster.make_pod("c", "0.3")
+    await binder.look_again(at + UNANSWERED_SECONDS - 1)
+    assert len(one_gpu.held()) == 1
+    cluster.get_fails = ["away"]
+    await binder.look_again(at + UNANSWERED_SECONDS + 1)
+    assert len(one_gpu.held()) == 1, "who cannot ask does not know"
+    await binder.look_again(at + UNANSWERED_SECONDS + 1)
+    assert one_gpu.held() == {}
+    cluster.flowing.set()
+    await cluster.settle()
+    assert await one_gpu.bind("b", "n1") == ""
+    assert sums(cluster) == {"GPU-n1-0": 60}
+
+
+async def test_a_pod_that_the_watch_does_not_show_keeps_its_room_while_it_is_there(one_gpu):
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+    await cluster.settle()
+    cluster.flowing.clear()
+    assert await one_gpu.bind("a", "n1") == ""
+    now = one_gpu.extender._clock() + UNANSWERED_SECONDS + 1
+    asked = ("GET", "/api/v1/namespaces/default/pods/a")
+    before = cluster.store.requests.count(asked)
+    for _ in range(3):
+        await binder.look_again(now)
+    assert cluster.store.requests.count(asked) == before + 1, "one question in a while is enough"
+    assert set(one_gpu.held()) == {"a"}
+    assert await one_gpu.bind("b", "n1") != ""
+    cluster.remove(PODS, "default/a")
+    await binder.look_again(now + UNANSWERED_SECONDS + 1)
+    assert one_gpu.held() == {}
+    cluster.flowing.set()
+    await cluster.settle()
+    assert one_gpu.held() == {}
+
+
+async def test_nobody_asks_about_a_pod_that_the_watch_has_shown(one_gpu, unseen):
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+    at = await unseen(lambda: None)
+    requests = len(cluster.store.requests)
+    await binder.look_again(at + UNANSWERED_SECONDS + 60)
+    assert len(cluster.store.requests) == requests
+    assert set(one_gpu.held()) == {"c"}

@@ -10,10 +10,10 @@ from typing import Final
 
 from gpushare.core.api import PodView, Rejection
 from gpushare.core.placement import Placement
-from gpushare.extender.ledger import ShareLedger, Unanswered, fence_size
+from gpushare.extender.ledger import ShareLedger, Unseen, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.wire import BindArgs
-from gpushare.kube import PODS, Api, ApiError, Conflict, NotFound, Retryable
+from gpushare.kube import PODS, Api, ApiError, Change, Conflict, NotFound, Retryable
 
 _log = logging.getLogger(__name__)
 FENCE_REASON: Final = "BindFence"
@@ -63,20 +63,22 @@ class Binder:
             ledger.binding.discard(args.pod_uid)
 
     async def look_again(self, now: float) -> None:
-        """Find out what became of bind requests that were never answered; call this about every second.
+        """Find out what became of bind requests that were never answered, and of bound pods that no watch showed.
+
+        Call this about every second. A pod that is bound and gone while the watch is down is in no later list.
 
         Args:
             now: by this object's clock.
         """
         ledger = self._ledger
-        for uid, asked in tuple(ledger.unanswered.items()):
+        for uid, asked in (*ledger.unanswered.items(), *ledger.ahead.items()):
             if now - asked.at <= UNANSWERED_SECONDS or uid in ledger.binding:
                 continue
+            seen: PodView | None = None
             try:
                 seen = PodView.from_object(await self._api.get(PODS, asked.name, namespace=asked.namespace))
             except NotFound:
-                ledger.release(uid)
-                continue
+                pass
             except ApiError as error:
                 _log.warning("pod %s/%s cannot be read: %s", asked.namespace, asked.name, error)
                 if isinstance(error, Retryable):
@@ -84,10 +86,16 @@ class Binder:
                 continue
             if uid in ledger.binding:
                 continue
-            if seen.uid == uid and seen.node is not None:
-                ledger.bound(seen)
-            elif ledger.unanswered.get(uid) is asked:
-                ledger.release(uid)
+            if ledger.unanswered.get(uid) is asked:
+                if seen is not None and seen.uid == uid and seen.node is not None:
+                    ledger.bound(seen, now)
+                else:
+                    ledger.release(uid)
+            elif ledger.ahead.get(uid) is asked:
+                if seen is not None and seen.uid == uid:
+                    ledger.bound(seen, now)  # and ask again as much later
+                else:
+                    ledger.pod_changed(Change.DELETED, f"{asked.namespace}/{asked.name}", ledger.pods[uid])
 
     async def _bind(self, pod: PodView, args: BindArgs) -> str:
         ledger = self._ledger
@@ -108,11 +116,12 @@ class Binder:
                 return self._refused("PodChanged", f"pod {pod.key} is not bound now: {missing}")
             moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
             decision = ledger.decision(pod.uid, moment)
-            ledger.unanswered[pod.uid] = Unanswered(pod.namespace, pod.name, self._clock())
+            ledger.unanswered[pod.uid] = Unseen(pod.namespace, pod.name, self._clock())
             await self._api.bind(
                 pod.name, args.node, namespace=pod.namespace, uid=pod.uid, annotations=decision.to_annotations()
             )
-            ledger.bound(replace(pod, node=args.node, decision=decision, rules=None))
+            bound = replace(pod, node=args.node, decision=decision, rules=None)
+            ledger.bound(bound, self._clock())
         except TimeoutError:
             before = ", ".join(ledger.fence.blockers(pod.uid, args.node, fence_size(pod), placement.gpu_uuids))
             return self._refused(
@@ -166,7 +175,7 @@ class Binder:
 
     def _is_bound(self, pod: PodView, args: BindArgs) -> str:
         """Return the answer for a pod that the API server has already bound, and count it where it is."""
-        self._ledger.bound(pod)
+        self._ledger.bound(pod, self._clock())
         if pod.node == args.node and pod.decision is not None:
             return ""
         return self._refused("PodChanged", f"pod {args.key} is bound to {pod.node} already")

@@ -54,8 +54,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A bind request without an answer: sent at `at`, monotonic seconds, with an unknown outcome."""
+class Unseen:
+    """A pod that the watch has not shown as bound: a request to bind it was sent, or seen to have worked, at `at`.
+
+    `at` is in monotonic seconds.
+    """
 
     namespace: str
     name: str
@@ -116,10 +119,10 @@ class ShareLedger:
         """Called with the uid of a placed pod whose cap has changed, by whichever replica."""
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
-        self.unanswered: dict[str, Unanswered] = {}
+        self.unanswered: dict[str, Unseen] = {}
         """Pods, by uid, that hold a reservation and may be bound to it, or be bound to it yet."""
-        self._ahead: set[str] = set()
-        """Uids known to be bound before the watch has shown it."""
+        self.ahead: dict[str, Unseen] = {}
+        """Pods, by uid, known to be bound before the watch has shown it; of those gone by then it never does."""
         self._defaults = settings.defaults
         judge = Judge(model, self._known, self._knows_anything)
         self._context = DecisionContext.of(self.state, settings, judge, learns_aside=True)
@@ -161,14 +164,14 @@ class ShareLedger:
             self._forget(pod.uid)
             self._uids.pop(key, None)
             return
-        if pod.node is None and pod.uid in self._ahead:
+        if pod.node is None and pod.uid in self.ahead:
             return
         self._uids[key] = pod.uid
         self.pods[pod.uid] = pod
         self._queued.put(pod, self._now())
         if pod.node is None:
             return
-        self._ahead.discard(pod.uid)
+        self.ahead.pop(pod.uid, None)
         self.unanswered.pop(pod.uid, None)
         if pod.decision is None:
             if pod.uid not in self._undecided:
@@ -179,19 +182,19 @@ class ShareLedger:
         self._undecided.forget(pod.uid)
         self._count(pod, pod.node, pod.decision)
 
-    def bound(self, pod: PodView) -> None:
-        """Count a pod with a reservation that the API server has bound, before the watch shows it."""
+    def bound(self, pod: PodView, at: float) -> None:
+        """Count a pod with a reservation that was bound on the API server at `at`, before the watch shows it."""
         if self.state.reservation(pod.uid) is None:  # the pod has ended meanwhile
             return
         self.pod_changed(Change.MODIFIED, pod.key, pod)
         if pod.uid in self.pods:
-            self._ahead.add(pod.uid)
+            self.ahead[pod.uid] = Unseen(pod.namespace, pod.name, at)
 
     def may_be_bound(self, pod_uid: str) -> bool:
         """Return whether the pod is bound, or may still be bound by a request of ours."""
         pod = self.pods.get(pod_uid)
         is_bound = pod is not None and pod.node is not None
-        return is_bound or pod_uid in self._ahead or pod_uid in self.unanswered
+        return is_bound or pod_uid in self.ahead or pod_uid in self.unanswered
 
     def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
         """Record a pod of another system that was bound to a node, changed, or left it."""
@@ -523,7 +526,7 @@ class ShareLedger:
 
     def release(self, pod_uid: str) -> None:
         """Release a pod's room."""
-        self._ahead.discard(pod_uid)
+        self.ahead.pop(pod_uid, None)
         self.unanswered.pop(pod_uid, None)
         self.fence.gone(pod_uid)
         if self.state.release(pod_uid) is not None:
