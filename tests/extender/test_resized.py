@@ -66,3 +66,26 @@ async def test_what_a_larger_request_takes_is_given_to_nobody(tenant):
     tenant.cluster.remove(PODS, "default/tenant")
     await tenant.cluster.settle()
     assert free(tenant) == (64_000, 512 * 1024)
+
+
+@pytest.mark.parametrize("cpu", ["9E", "65"])
+async def test_what_the_node_cannot_give_is_not_counted(tenant, cpu):
+    """A request that kubelet finds infeasible stays in the spec; the node still has the room."""
+    ask(tenant.cluster, "tenant", "8")
+    await tenant.cluster.settle()
+    pod = copy.deepcopy(tenant.cluster.pod("tenant"))
+    container = pod["spec"]["containers"][0]
+    container["resources"]["requests"]["cpu"] = cpu
+    status = pod.setdefault("status", {})
+    status["conditions"] = [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]
+    status["containerStatuses"] = [
+        {"name": container["name"], "allocatedResources": {"cpu": "8", "memory": "1Gi"}}
+    ]
+    tenant.cluster.put(PODS, pod)
+    await tenant.cluster.settle()
+    assert free(tenant)[0] == 56_000
+    assert (await tenant.filter("new"))["NodeNames"] == ["n1"]
+    status["conditions"][0]["reason"] = "Deferred"  # it may come, so the room is kept
+    tenant.cluster.put(PODS, pod)
+    await tenant.cluster.settle()
+    assert (await tenant.filter("new"))["NodeNames"] == []

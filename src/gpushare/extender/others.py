@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import has_ended, is_managed, requests_of, share_limit_of
+from gpushare.core.api import as_allocated, has_ended, is_managed, requests_of, share_limit_of
 from gpushare.core.placement import ClusterState
 from gpushare.extender.presence import serves
 
@@ -45,7 +45,7 @@ def reduce_other_pod(obj: Mapping[str, Any], namespace: str = "") -> OtherPod | 
     node = spec.get("nodeName")
     if not node or has_ended(obj) or is_managed(obj):
         return None
-    cpu_milli, memory_mib = requests_of(spec)
+    cpu_milli, memory_mib = requests_of(as_allocated(spec, obj.get("status") or {}))
     return OtherPod(
         obj["metadata"]["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec), serves(obj, namespace)
     )

@@ -140,7 +140,13 @@ def test_a_reduced_object_reads_as_the_whole_one():
         "reason": "UnexpectedAdmissionError",
         "message": "no healthy devices present; cannot allocate unregistered device gpushare.io/share",
     }
-    for obj in (full_pod(), full_pod(**rejected), {"metadata": {"name": "p", "uid": "u"}}):
+    infeasible = {
+        "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}],
+        "containerStatuses": [{"name": "c", "allocatedResources": {"cpu": "123m", "memory": "77Mi"}}],
+    }
+    resized = full_pod(**infeasible)
+    assert PodView.from_object(resized).cpu_milli == 123 + 500 + 100, "what is allocated, the sidecar and overhead"
+    for obj in (full_pod(), full_pod(**rejected), resized, {"metadata": {"name": "p", "uid": "u"}}):
         assert PodView.from_object(reduced_object(obj)) == PodView.from_object(obj)
     assert "secret" not in str(reduced_object(full_pod()))
     pod = PodView.from_object(full_pod())

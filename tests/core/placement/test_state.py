@@ -1,7 +1,7 @@
 import pytest
 
 from gpushare.core.api.request import JobClass
-from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement.state import MOST_MODELS, ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 
 def node(name: str, gpus: int = 2) -> NodeSpec:
@@ -60,3 +60,17 @@ def test_undo_takes_back_what_was_tried_nested() -> None:
     state.undo(outer)
     assert [tenant.pod_uid for tenant in state.tenants("GPU-a-0")] == ["old"]
     state.add_node(node("b"))
+
+
+def test_an_agent_that_reports_ever_new_models_does_not_make_the_tables_grow() -> None:
+    state = ClusterState([NodeSpec("good", (GpuSpec("GPU-good", "H200", 1000),))])
+    epoch = state.epoch
+    for write in range(20):
+        gpus = tuple(GpuSpec(f"GPU-{number}", f"model {write} {number}", 1000) for number in range(16))
+        (state.update_node if write else state.add_node)(NodeSpec("bad", gpus))
+    assert len(state.model_names) == MOST_MODELS + 1
+    assert state.epoch - epoch < 2 * MOST_MODELS
+    row = state.row("bad")
+    assert row is not None
+    assert {state.model_names[int(model)] for model in state.model_ids[:, row]} == {""}
+    assert state.accepted_model_ids(["H200", "model 19 3"]) == [0]

@@ -49,7 +49,7 @@ from gpushare.core.api.pod_parts import (
     values_of_variable,
     waiting_reason,
 )
-from gpushare.core.api.pod_resources import requests_of, share_limit_of
+from gpushare.core.api.pod_resources import as_allocated, requests_of, share_limit_of
 from gpushare.core.api.quantity import parse_bytes, parse_count, parse_cpu_milli, parse_quantity
 from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.request import (
@@ -139,6 +139,7 @@ __all__ = [
     "Utilization",
     "WorkloadPhase",
     "WorkloadSignature",
+    "as_allocated",
     "clients_of",
     "deletion_of",
     "from_json",

@@ -9,7 +9,7 @@ from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.node_rules import NodeRules
 from gpushare.core.api.pod_parts import TERMINAL_PHASES, UNSCHEDULABLE, gates_of, not_scheduled
-from gpushare.core.api.pod_resources import requests_of, share_limit_of
+from gpushare.core.api.pod_resources import as_allocated, requests_of, share_limit_of
 
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
 _REJECTED: Final = "UnexpectedAdmissionError"
@@ -86,7 +86,7 @@ class PodView:
         except ValueError as error:
             problem = str(error)
         owners = metadata.get("ownerReferences") or ()
-        cpu_milli, memory_mib = requests_of(spec)
+        cpu_milli, memory_mib = requests_of(as_allocated(spec, status))
         unscheduled = not_scheduled(status) or {}
         return cls(
             uid=metadata["uid"],
@@ -172,7 +172,7 @@ def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pod's object with only what `PodView.from_object` reads, to store it: no environment variables."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    unscheduled = not_scheduled(status)
+    unscheduled, allocated = not_scheduled(status), as_allocated(spec, status)
     return {
         "metadata": {
             **_only(metadata, _METADATA),
@@ -181,7 +181,7 @@ def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
         "spec": {
             **_only(spec, _SPEC),
             **{
-                kind: [_only(each, ("resources", "restartPolicy")) for each in spec.get(kind) or ()]
+                kind: [_only(each, ("resources", "restartPolicy")) for each in allocated.get(kind) or ()]
                 for kind in ("containers", "initContainers")
             },
         },

@@ -36,6 +36,32 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
     )
 
 
+def as_allocated(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a pod's spec with the requests that its node holds for it, if it cannot have those of a resize.
+
+    Requests that were changed in place stay in the spec even where kubelet finds that they exceed the node; they
+    count as what is allocated, as kube-scheduler does (KEP-1287).
+    """
+    conditions = status.get("conditions") or ()
+    if not any((one.get("type"), one.get("reason")) == ("PodResizePending", "Infeasible") for one in conditions):
+        return spec
+    kinds = {"containers": "containerStatuses", "initContainers": "initContainerStatuses"}
+    found = dict(spec)
+    for kind, statuses in kinds.items():
+        allocated = {one.get("name"): one.get("allocatedResources") or {} for one in status.get(statuses) or ()}
+        found[kind] = [
+            {
+                **one,
+                "resources": {
+                    **(one.get("resources") or {}),
+                    "requests": {**_asked(one, "requests"), **allocated.get(one.get("name"), {})},
+                },
+            }
+            for one in spec.get(kind) or ()
+        ]
+    return found
+
+
 def share_limit_of(spec: Mapping[str, Any]) -> int:
     """Return a pod's limit `gpushare.io/share`, 100 for each GPU; 0 if missing or not a whole number.
 

@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 UNLIMITED: Final = np.iinfo(np.int64).max // 4
+MOST_MODELS: Final = 64  # names that agents report; the tables of fragmentation have a row for each
+OTHER_MODELS: Final = ""
 """Free CPU or memory of a node that does not report it, because kube-scheduler counts it."""
 
 AGENT_AWAY: Final = 1
@@ -480,6 +482,8 @@ class ClusterState:
         self._uuids[row] = ()
 
     def _model_id(self, model: str) -> int:
+        if model not in self._model_ids and len(self.model_names) >= MOST_MODELS:
+            model = OTHER_MODELS
         if model not in self._model_ids:
             self._model_ids[model] = len(self.model_names)
             self.model_names.append(model)
