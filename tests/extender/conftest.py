@@ -210,6 +210,7 @@ async def served(
     async with extender.watching(), TestClient(TestServer(extender.verbs.app())) as client:
         while extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
             await asyncio.sleep(0)
+        await extender._listed.wait()  # it has learnt from the first lists too, which takes a thread
         await cluster.settle()
         yield Served(cluster, extender, client)
 

@@ -2,8 +2,8 @@ from decimal import Decimal
 
 import pytest
 
-from gpushare.core.api import CORDONED, Taint
-from gpushare.extender.reduce import parse_quantity, reduce_gpunode, reduce_node
+from gpushare.core.api import CORDONED, Taint, parse_quantity
+from gpushare.extender.reduce import reduce_gpunode, reduce_node
 
 
 @pytest.mark.parametrize(
