@@ -31,7 +31,6 @@ class Plant:
     costs: dict[str, float]
     alone: float = 0.03
     progress: float | None = 0.95
-    active: bool = True
     promise: float = 0.3
     can_throttle: bool = True
     state: GpuWatch = field(default_factory=GpuWatch)
@@ -45,6 +44,7 @@ class Plant:
     leaves_at: float | None = None
     asked: list[tuple[float, str]] = field(default_factory=list)
     asked_for_target: int = 0
+    active: bool = True
 
     def quantile(self) -> float:
         if self.lie is not None:
