@@ -45,7 +45,7 @@ LOCAL_PROGRAMS = {
     "buildah": "buildah",
 }
 # No debugging information, which the programs drop anyway, and room for the compiler before it collects garbage:
-# together a sixth less processor time (docs/measurements/local-cluster.md). What is built is the same.
+# together a sixth less processor time for a part of Kubernetes (docs/measurements/local-cluster.md).
 FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")
 COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
 CNI_DIRECTORY = Path("/usr/lib/cni")

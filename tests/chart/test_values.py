@@ -174,7 +174,7 @@ def test_every_variable_that_the_chart_sets_is_read(render: Render, values: Json
 
 
 def test_the_fronts_threads_share_one_malloc_arena(render: Render) -> None:
-    """Two hours of pods made a front 5% larger, a third of its heap in arenas of threads that were gone."""
+    """After two hours of pods a fifth of its memory was in arenas beside the main one."""
     for container in containers(workloads(render({}))["agent"]):
         given = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
         if "gpushare.front" in container.get("command", []):

@@ -48,9 +48,11 @@ __all__ = [
 ]
 
 UNLIMITED: Final = np.iinfo(np.int64).max // 4
-MOST_MODELS: Final = 64  # names that agents report; the tables of fragmentation have a row for each
-OTHER_MODELS: Final = ""
 """Free CPU or memory of a node that does not report it, because kube-scheduler counts it."""
+MOST_MODELS: Final = 64
+"""Most names of GPU models that count apart: agents report them, and tables have a row for each."""
+OTHER_MODELS: Final = ""
+"""Name of all further models until a restart; no profile is known for it."""
 
 AGENT_AWAY: Final = 1
 """Special value of `silent_seconds`: the agent does not run. Real silences count only when far longer."""
