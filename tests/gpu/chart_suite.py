@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import chart_checks as checks
+import chart_newcomer
 import chart_trouble as trouble
 from chart_bench import ChartBench, Cluster, Details, NotHere, tenants_of
 from limit import time_limit
@@ -31,6 +32,7 @@ from limit import time_limit
 STEP_SECONDS = 75.0
 LIMITS = {
     "throttled": 220.0,
+    "newcomer": 240.0,
     "two_gpus": 150.0,
     "deleted_in_kernel": 120.0,
     "agent_cost": 100.0,
@@ -54,6 +56,7 @@ STEPS: tuple[Callable[[ChartBench], Details], ...] = (
     trouble.host_restarted,
     checks.own_threads,
     trouble.throttled,
+    chart_newcomer.newcomer,
     trouble.agent_cost,
     checks.two_gpus,
     checks.uninstalled,

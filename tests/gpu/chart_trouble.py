@@ -246,14 +246,14 @@ def _served_again(bench: ChartBench, at: float) -> Details:
 
 
 def throttled(bench: ChartBench) -> Details:
-    """A promise that a neighbour breaks is kept again within 10 s, by the program's own count."""
+    """A promise that is raised above what a neighbour leaves is kept within 10 s, by the program's own count."""
     if bench.simulated:
         raise NotHere("the twin's side is tests/e2e/test_loop.py")
     for number in range(1, len(bench.gpus())):  # victim and neighbour are to meet, whatever GPUs there are
         bench.start(bench.pod(f"filler-{number}", bench.cuda("run", 300), "1"))
         bench.until(f"filler-{number}", "rate")
-    _share(bench, "victim", 10.0)
-    _share(bench, "bad", 10.0)
+    set_share(bench, "victim", 10.0)
+    set_share(bench, "bad", 10.0)
     alone = {}
     # Each alone first, under the GpuShare that keeps its signature for the pod beside the other; and our rate.
     for share, (program, _) in (("victim", VICTIM), ("bad", BAD)):
@@ -261,7 +261,7 @@ def throttled(bench: ChartBench) -> Details:
         labels = {"part": share}
         bench.start(bench.pod(name, bench.torch(program, 60), "1", workload=program, labels=labels))
         bench.until(name, "rate")
-        wait_for(f"a profile of {share}", lambda share=share: _profile(bench, share), seconds=PROFILE_SECONDS)
+        wait_for(f"a profile of {share}", lambda share=share: profile_of(bench, share), seconds=PROFILE_SECONDS)
         alone[program] = bench.rate(name, 6)
         bench.delete(name)
     pods = (("bad", *BAD), ("victim", *VICTIM))
@@ -274,7 +274,7 @@ def throttled(bench: ChartBench) -> Details:
     told = {name: bench.of_pod("gpushare_pod_progress_ratio", name) for name, *_ in pods}
     under_share = 10.0 * (bench.of_pod("gpushare_pod_promise_ratio", "victim") or 0.0)
     slowdown = slowdown_to_break(under_share, before["victim"])
-    _share(bench, "victim", slowdown)  # now more is promised than it makes
+    set_share(bench, "victim", slowdown)  # now more is promised than it makes
     at = time.time()
     half = under_share / slowdown / 2
 
@@ -330,12 +330,12 @@ def _own(bench: ChartBench, name: str, alone: dict[str, float], newest: int = 2)
     return round(bench.rate(name, newest) / alone[program], 3)
 
 
-def _profile(bench: ChartBench, share: str) -> object:
+def profile_of(bench: ChartBench, share: str) -> object:
     """The signature that a GpuShare keeps."""
     return bench.cluster.get("-n", bench.space.name, "gpushares", share).get("status", {}).get("profile")
 
 
-def _share(bench: ChartBench, name: str, slowdown: float) -> None:
+def set_share(bench: ChartBench, name: str, slowdown: float) -> None:
     body: Json = {
         "apiVersion": "gpushare.io/v1alpha1",
         "kind": "GpuShare",
