@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "security.md"
 _STEP = re.compile(r"^\| ([0-9, ]+) \| `(tests/gpu/\w+\.py)::(\w+)` \| (.+) \|$", re.MULTILINE)
+_LAST_CELL = re.compile(r"^\| .* \| `(tests/(?!gpu/)[\w/]+\.py::[\w:]+)` \|$", re.MULTILINE)
 _ROW = re.compile(r"^\| ([0-9]*)(, H)? ?\| (.+?) \| (.+?) \| `(tests/[\w/]+\.py)::([\w:]+)` \|$", re.MULTILINE)
 
 
@@ -54,6 +55,11 @@ def gpu_steps() -> dict[tuple[str, str], frozenset[int]]:
 def row_count() -> int:
     """How many rows the table has, readable or not."""
     return len([line for line in _section("## Threats").splitlines() if line.startswith("| ")]) - 1
+
+
+def tests_named_in_rows() -> tuple[str, ...]:
+    """Every test that stands in the last cell of a row of the page, in whichever table."""
+    return tuple(_LAST_CELL.findall(PAGE.read_text(encoding="utf-8")))
 
 
 def _section(heading: str) -> str:
