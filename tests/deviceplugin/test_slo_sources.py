@@ -372,3 +372,27 @@ async def test_prometheus_that_refuses_is_dead_or_is_not_set(site: Site) -> None
             found = await sources.read(site.pod(), QUERY)
         assert isinstance(found, SloTrouble)
         assert found.reason is reason
+
+
+@pytest.mark.parametrize("headers_first", [False, True])
+async def test_a_prometheus_that_never_ends_its_answer_is_given_up(site: Site, headers_first: bool) -> None:
+    released = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        if headers_first:
+            await answer.prepare(request)
+            await answer.write(b'{"status":"success",')
+        await released.wait()
+        return answer if headers_first else web.Response()
+
+    site.handler = slow
+    async with SloSources(f"http://127.0.0.1:{site.port}", timeout_seconds=0.2) as sources:
+        found = await asyncio.wait_for(sources.read(site.pod(), QUERY), 60)
+        assert isinstance(found, SloTrouble)
+        assert found.reason is SloReason.UNREACHABLE
+        released.set()
+        site.handler = site.page
+        site.text = answer_of([1.0, "0.5"], "scalar").decode()
+    async with SloSources(f"http://127.0.0.1:{site.port}", timeout_seconds=30.0) as sources:
+        assert await sources.read(site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)
