@@ -70,11 +70,21 @@ class JobFigures:
     @property
     def below_seconds(self) -> float:
         """Return the seconds below its promise."""
-        return sum(
-            each.end - each.begin
-            for each in self.windows
-            if each.progress is not None and each.progress < self.promise - TOLERANCE
-        )
+        return sum(self.below_spells)
+
+    @property
+    def below_spells(self) -> list[float]:
+        """Return how many seconds each stretch below its promise lasted; windows without work end none."""
+        spells: list[float] = []
+        is_below = False
+        for each in self.windows:
+            if each.progress is None:
+                continue
+            was_below, is_below = is_below, each.progress < self.promise - TOLERANCE
+            if is_below:
+                seconds = each.end - each.begin
+                spells = [*spells[:-1], spells[-1] + seconds] if was_below else [*spells, seconds]
+        return spells
 
 
 @dataclass(frozen=True)

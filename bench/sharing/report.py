@@ -22,6 +22,10 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def _spells(run: RunFigures) -> list[float]:
+    return [spell for job in run.jobs for spell in job.below_spells]
+
+
 def _worst(run: RunFigures) -> float | None:
     return max(run.p99.values(), default=None)
 
@@ -33,6 +37,7 @@ COLUMNS: Final[Sequence[tuple[str, str, Figure]]] = (
     ("slowdown, mean", "{:.2f}", lambda run: _mean([job.slowdown for job in run.jobs])),
     ("largest", "{:.2f}", lambda run: max(job.slowdown for job in run.jobs)),
     ("below promise, % of job-seconds", "{:.1f}", lambda run: 100 * run.below_ratio),
+    ("longest time below it, s", "{:.1f}", lambda run: max(_spells(run), default=0.0)),
     ("latency p50 / alone", "{:.2f}", lambda run: _mean(list(run.p50.values()))),
     ("latency p99 / alone", "{:.2f}", lambda run: _mean(list(run.p99.values()))),
     ("worst program's", "{:.2f}", _worst),

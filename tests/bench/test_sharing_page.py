@@ -250,3 +250,41 @@ def test_the_report_of_the_records_names_their_machine_and_each_policy(twelve: R
     text = table(twelve)
     assert "12 jobs of 10 programs on NVIDIA H200" in text
     assert all(POLICIES[name].title in text for name in TITLES if name != "fifo")
+
+
+def test_how_long_promises_stay_broken_is_what_the_records_say(tmp_path: Path) -> None:
+    section = PAGE.split("How long a promise stays broken")[1].split("\n## ")[0]
+    for policy, some in by_policy(runs(opened("h200-12-pods", tmp_path))).items():
+        spells = [spell for run in some for job in run.jobs for spell in job.below_spells]
+        p50 = fmean(fmean(run.p50.values()) for run in some)
+        programs = [
+            ", ".join(f"{run.p50[name]:.0f}" if run.p50[name] > 100 else f"{run.p50[name]:.2f}" for run in some)
+            for name in ("chat-app-bf16-b8", "convnext-infer-bf16-b48")
+        ]
+        cells = (
+            str(len(spells)),
+            f"{max(spells):.1f}",
+            str(sum(spell > 10 for spell in spells)),
+            f"{p50:.0f}" if p50 > 100 else f"{p50:.2f}",
+            *programs,
+        )
+        assert f"| {TITLES[policy]} | {' | '.join(cells)} |" in section, cells
+    for name, words in {
+        "h200-12-small-shares": "four, 4.0 s at the longest",
+        "h200-12-jobs": "one of eleven took 12.0 s",
+        "h200-12-cold": "three of 18 took longer than 10 s, 27.9 at the longest",
+    }.items():
+        (ours,) = (run for run in runs(opened(name, tmp_path)) if run.policy == "gpushare")
+        spells = [spell for job in ours.jobs for spell in job.below_spells]
+        counted = {4: "four", 11: "eleven"}.get(len(spells), str(len(spells)))
+        assert counted in words
+        assert f"{max(spells):.1f}" in words
+        assert words in section
+
+
+def test_a_stretch_below_the_promise_ends_where_it_is_made_again_and_not_in_a_window_without_work() -> None:
+    made = [0.4, None, 0.4, 0.6, 0.4, 0.6, None]
+    windows = tuple(analysis.Window(2.0 * at, 2.0 * at + 2, each) for at, each in enumerate(made))
+    job = analysis.JobFigures(1, "p", "throughput", 0.5, 0, 0, 0, 14, 12, 1.5, windows, (), 0)
+    assert job.below_spells == [4.0, 2.0]
+    assert job.below_seconds == 6.0
