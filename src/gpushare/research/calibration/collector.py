@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -41,8 +41,8 @@ class Timing:
 class WorkerPool(Protocol):
     """Live workers of one phase: processes of this machine (`Pool`), or simulated ones (`SimulatedPool`)."""
 
-    def alive(self) -> set[Cell]:
-        """Return the cells whose worker is alive."""
+    def alive(self) -> Counter[Cell]:
+        """Return how many workers of each cell are alive."""
         ...
 
     def read_memory(self, memory_by_pid: dict[int, int]) -> None:
@@ -52,7 +52,11 @@ class WorkerPool(Protocol):
     def fire(
         self, cells: Sequence[Cell], timing: Timing, counters: RunCounters, log: Log
     ) -> dict[str, Any] | None:
-        """Run the cells at the same time for one window; None when one did not answer, which is then dropped."""
+        """Run the cells at the same time for one window; None when one did not answer, which is then dropped.
+
+        Args:
+            cells: no more of a kind than are alive; one that comes twice is run by two workers.
+        """
         ...
 
     def close(self) -> None:
@@ -78,11 +82,17 @@ def pools_of(
     return make
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
+    cell: Cell
     process: Any
     link: Connection
     memory_mib: int | None = None
+
+    @property
+    def words(self) -> str:
+        """Say which it is."""
+        return f"{self.cell[0]} at {self.cell[1]}%"
 
 
 class Pool:
@@ -99,7 +109,7 @@ class Pool:
         probes: Collection[str] = (),
     ) -> None:
         self._probes = frozenset(probes)
-        self._workers: dict[Cell, _Worker] = {}
+        self._workers: dict[Cell, list[_Worker]] = defaultdict(list)
         self._fired = 0
         self._cpus: list[int] = []
         os.environ.update(environment or {})
@@ -116,36 +126,32 @@ class Pool:
             )
             process.start()
             theirs.close()
-            self._workers[name, percentage] = _Worker(process, ours)
+            self._workers[name, percentage].append(_Worker((name, percentage), process, ours))
         deadline = time.monotonic() + _READY_SECONDS
         whole = 0
-        facts: dict[Cell, dict[str, int]] = {}
-        for cell in list(self._workers):
-            answer = self._receive(cell, deadline - time.monotonic())
+        facts: list[tuple[_Worker, dict[str, int]]] = []
+        for worker in self._all():
+            answer = _receive(worker, deadline - time.monotonic())
             if answer is None or answer[0] != "ready":
-                log(f"{cell[0]} at {cell[1]}% did not start: {answer[1] if answer else 'no answer in time'}")
-                self.drop(cell)
+                log(f"{worker.words} did not start: {answer[1] if answer else 'no answer in time'}")
+                self._drop(worker)
                 continue
-            facts[cell] = answer[1]
+            facts.append((worker, answer[1]))
             whole = max(whole, answer[1]["sm_count"])
-        for cell, fact in facts.items():
-            self._workers[cell].memory_mib = fact["memory_mib"] or None
-            if environment is not None and whole and cell[1] < 100 and fact["sm_count"] >= whole:
-                log(f"{cell[0]} at {cell[1]}% sees all {whole} SMs: it runs outside MPS")
-                self.drop(cell)
+        for worker, fact in facts:
+            worker.memory_mib = fact["memory_mib"] or None
+            if environment is not None and whole and worker.cell[1] < 100 and fact["sm_count"] >= whole:
+                log(f"{worker.words} sees all {whole} SMs: it runs outside MPS")
+                self._drop(worker)
 
-    def alive(self) -> set[Cell]:
-        """Return the cells whose worker is alive."""
-        return set(self._workers)
+    def alive(self) -> Counter[Cell]:
+        """Return how many workers of each cell are alive."""
+        return Counter({cell: len(workers) for cell, workers in self._workers.items()})
 
     def read_memory(self, memory_by_pid: dict[int, int]) -> None:
         """Read memory by process from the driver, which beats the program's own figure."""
-        for worker in self._workers.values():
+        for worker in self._all():
             worker.memory_mib = memory_by_pid.get(worker.process.pid, worker.memory_mib)
-
-    def memory_mib(self, cell: Cell) -> int | None:
-        """Return the worker's device memory; None where unknown."""
-        return self._workers[cell].memory_mib
 
     def fire(
         self, cells: Sequence[Cell], timing: Timing, counters: RunCounters, log: Log
@@ -159,50 +165,55 @@ class Pool:
         is_set = len(cells) > 1 and not any(name in self._probes for name, _ in cells)
         window = timing.shared_seconds if is_set else timing.window_seconds
         end = start + window
-        for place, cell in enumerate(cells):
-            self._workers[cell].link.send((self._cpus[place % len(self._cpus)], began, start, end))
+        free = {cell: iter(self._workers[cell]) for cell in cells}
+        workers = [next(free[cell]) for cell in cells]
+        for place, worker in enumerate(workers):
+            worker.link.send((self._cpus[place % len(self._cpus)], began, start, end))
         time.sleep(max(0.0, start - time.monotonic()))
         counters.start()
         time.sleep(max(0.0, end - time.monotonic()))
         device = counters.stop()
-        answers = {cell: self._receive(cell, end + _DRAIN_SECONDS - time.monotonic()) for cell in cells}
-        for cell, answer in answers.items():
+        answers = [_receive(worker, end + _DRAIN_SECONDS - time.monotonic()) for worker in workers]
+        for worker, answer in zip(workers, answers, strict=True):
             if answer is None or answer[0] != "ran":
-                log(f"{cell[0]} at {cell[1]}% left: {answer[1] if answer else 'no answer in time'}")
-                self.drop(cell)
-        if any(answer is None or answer[0] != "ran" for answer in answers.values()):
+                log(f"{worker.words} left: {answer[1] if answer else 'no answer in time'}")
+                self._drop(worker)
+        if any(answer is None or answer[0] != "ran" for answer in answers):
             return None
-        rates = [answer[1][0] for answer in answers.values() if answer]
+        rates = [answer[1][0] for answer in answers if answer]
         return run_line(
             cells,
             rates,
             device=device,
             window_seconds=window,
-            memory_mib=map(self.memory_mib, cells),
+            memory_mib=[worker.memory_mib for worker in workers],
             probes=self._probes,
         )
 
-    def drop(self, cell: Cell) -> None:
+    def close(self) -> None:
+        """Let every worker end by itself; a client killed while busy is undefined under MPS."""
+        for worker in self._all():
+            worker.link.send(None)
+        for worker in self._all():
+            worker.process.join(10)
+            self._drop(worker)
+
+    def _all(self) -> list[_Worker]:
+        return [worker for workers in self._workers.values() for worker in workers]
+
+    def _drop(self, worker: _Worker) -> None:
         """Drop a worker that cannot be used."""
-        worker = self._workers.pop(cell)
+        self._workers[worker.cell].remove(worker)
         worker.link.close()
         worker.process.kill()
         worker.process.join(5)
 
-    def close(self) -> None:
-        """Let every worker end by itself; a client killed while busy is undefined under MPS."""
-        for worker in self._workers.values():
-            worker.link.send(None)
-        for cell in list(self._workers):
-            self._workers[cell].process.join(10)
-            self.drop(cell)
 
-    def _receive(self, cell: Cell, seconds: float) -> tuple[str, Any] | None:
-        link = self._workers[cell].link
-        try:
-            return link.recv() if link.poll(max(0.0, seconds)) else None
-        except (EOFError, ConnectionError):
-            return "failed", "its process ended"
+def _receive(worker: _Worker, seconds: float) -> tuple[str, Any] | None:
+    try:
+        return worker.link.recv() if worker.link.poll(max(0.0, seconds)) else None
+    except (EOFError, ConnectionError):
+        return "failed", "its process ended"
 
 
 def fastest_cpus() -> list[int]:
@@ -257,10 +268,13 @@ def collect(
     counters: RunCounters,
     progress: Callable[[int, int], None],
     log: Log,
+    in_turn: bool = False,
 ) -> int:
     """Make the planned runs within the budget, resuming an existing dataset; return how many runs were written.
 
-    Each phase gets its part of the time that is left.
+    Args:
+        in_turn: a phase begins when the one before it is done, so the last phases are lacking where the budget
+            ends; otherwise each phase gets its part of the time that is left.
 
     Raises:
         ResumeError: the output is another GPU's, or no dataset.
@@ -287,15 +301,17 @@ def collect(
             if not todo or time.monotonic() - began > budget_seconds:
                 continue
             asked = time.monotonic()
-            until = asked + (budget_seconds - (asked - began)) / (len(phases) - number)
+            phases_left = 1 if in_turn else len(phases) - number
+            until = asked + (budget_seconds - (asked - began)) / phases_left
             pool = pools(phase.cells, log)
-            log(f"{len(pool.alive())} of {len(phase.cells)} workers ready after {time.monotonic() - asked:.1f} s")
+            took = time.monotonic() - asked
+            log(f"{pool.alive().total()} of {len(phase.cells)} workers ready after {took:.1f} s")
             pool.read_memory(counters.memory_by_pid())
             for position, run in enumerate(todo):
                 if time.monotonic() > until:
                     log(f"the phase's part of the budget is spent, {len(todo) - position} runs are left")
                     break
-                if not set(run) <= pool.alive():
+                if not Counter(run) <= pool.alive():
                     continue
                 measured = pool.fire(run, timing, counters, log)
                 if measured is not None:

@@ -27,7 +27,7 @@ class CalibrationPhase:
     """Workers that live at the same time and the runs made with them, most informative first.
 
     Attributes:
-        cells: one worker each; at most 48.
+        cells: one worker each; at most 48. A program that runs beside itself under one cap has its cell twice.
         runs: sets of cells fired together; a set of one is a solo measurement.
     """
 

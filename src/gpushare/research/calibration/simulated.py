@@ -5,6 +5,7 @@ are predictions with noise, so they say nothing about a real GPU; the header nam
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from importlib.resources import files
@@ -74,14 +75,14 @@ class SimulatedPool:
     ) -> None:
         self._mechanism, self._speed, self._probes, self._known_as = mechanism, speed, probes, known_as
         known = {tenant.workload for run in known_programs().runs if run.is_solo for tenant in run.tenants}
-        self._alive = {cell for cell in cells if known_as(cell[0]) in known}
+        self._alive = Counter(cell for cell in cells if known_as(cell[0]) in known)
         self._fired = 0
         for name in sorted({name for name, _ in cells} - {name for name, _ in self._alive}):
             log(f"{name} is none of the H200's programs")
 
-    def alive(self) -> set[Cell]:
-        """Return the cells whose program is known."""
-        return set(self._alive)
+    def alive(self) -> Counter[Cell]:
+        """Return how many workers each cell has, those of unknown programs none."""
+        return self._alive.copy()
 
     def read_memory(self, memory_by_pid: dict[int, int]) -> None:
         """Do nothing, as memory is what it was on the H200."""
