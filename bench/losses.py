@@ -17,11 +17,11 @@ import numpy as np
 
 from bench.lost_progress import LostProgress, why_not
 from bench.retractions import GPU_MEMORY_MIB
-from bench.table_plant import read_table
 from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.interference import InterferenceModel, Prediction, Profile, TenantTable
 from gpushare.core.placement import Newcomer, Settings
 from gpushare.data import default_model
+from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import TableWorld
 from gpushare.sim.table_hindsight import Asker, Hindsight
@@ -92,7 +92,7 @@ class TrueModel(InterferenceModel):
         key = tuple(tenants)
         if key not in self.rates:
             names = [self.truth.workloads[program] for program, _ in tenants if program >= 0]
-            is_offered = len(names) == len(tenants) == len(set(names)) and names and self.truth.offers(names)
+            is_offered = names and len(names) == len(tenants) and self.truth.offers(names)
             self.rates[key] = (
                 self.truth.progress_under(names, [[100 * cap for _, cap in tenants]])[0] if is_offered else None
             )
@@ -274,7 +274,7 @@ def figures_of(world: VariantSetting, name: str, jobs: Sequence[Job], gpus: int,
 
 def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
     """Run every variant, ours and hindsight first, on the same jobs of each seed."""
-    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = VariantSetting(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
     jobs = {seed: draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed) for seed in seeds}
     found: dict[str, list[TableFigures]] = {}
@@ -290,7 +290,7 @@ def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: S
 
 def split(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
     """Say what the GPUs could make more at every moment, by variant, in the mean of the seeds."""
-    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = VariantSetting(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
     yield f"{'':44s} made, by better duties, by other caps, by jobs that wait; promises that no throttle keeps"
     for name in dict.fromkeys((HINDSIGHT, OURS, *variants)):

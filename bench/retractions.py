@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.table_plant import read_table
 from gpushare.core.api import JobClass
 from gpushare.core.control import GpuWatch
 from gpushare.data import default_model
+from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import JobCluster, JobRetraction, mixture, simulate
 from gpushare.sim.table_catalog import TableWorld
 from gpushare.sim.table_hindsight import Asker
@@ -167,7 +167,7 @@ def main(argv: Sequence[str]) -> None:
 
 def report(seed: int, load: float, count: int, gpus: int, *, verbose: bool) -> list[str]:
     """Simulate one seed, and count the retractions by cause."""
-    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
     jobs = draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed)
     policy = AccountedPolicy(

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.retractions import GPU_MEMORY_MIB
-from bench.table_plant import read_table
 from gpushare.core.admission import Defaults
 from gpushare.core.api import AUTO, JobClass
 from gpushare.core.control import RetractionSettings, WatchSettings
 from gpushare.core.placement import Settings
 from gpushare.data import default_model
+from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, JobPolicy, simulate
 from gpushare.sim.table_catalog import TableWorld
 from gpushare.sim.table_hindsight import Asker
@@ -178,7 +178,7 @@ def sweep(found: Path, count: int, gpus: int, settings: Sequence[str]) -> Iterat
     """Make the runs that the file lacks, and write each at its end."""
     lines = found.read_text().splitlines() if found.exists() else []
     done = {tuple(json.loads(line)[key] for key in ("setting", "value", "load", "seed")) for line in lines}
-    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
     for setting in settings:
         for value, release in SETTINGS[setting].items():

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpushare.core.api import JobClass
 from gpushare.data import H200_TABLE
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
 from gpushare.mps.duty import MIN_DUTY_RATIO, NOBODY, schedule
 from gpushare.research.dataset import Mechanism, parse
-from gpushare.sim.jobs import SimulationError, mixture
+from gpushare.research.shipped_table import complete_table, different_programs, joined
+from gpushare.sim.jobs import Job, SimulationError, mixture, simulate
+from gpushare.sim.table_hindsight import Asker, TableSearch
+from gpushare.sim.table_policies import HardCaps
 from gpushare.sim.table_truth import TableTruth
 from gpushare.sim.truth import TenantKind
 
@@ -145,6 +149,96 @@ def test_interpolated_progress_stays_within_what_the_set_kept(shipped, data):
         ]
         lower, upper = min(kept) * truth.alone(name, clipped), max(kept) * truth.alone(name, clipped)
         assert min(1.0, lower) - 1e-9 <= found[at] <= upper + 1e-9
+
+
+# A later session on another host, on which a is twice as fast: only its own windows alone say what its sets make.
+LATER = [
+    LINES[0],
+    line([("a", 100)], [20.0]),
+    line([("b", 100)], [90.0]),
+    line([("a", 50), ("a", 50)], [8.0, 12.0]),
+    line([("a", 75), ("a", 25)], [14.0, 3.0]),
+    line([("b", 50), ("a", 50), ("a", 50)], [27.0, 8.0, 4.0]),
+    line([("b", 50), ("b", 50), ("a", 50)], [27.0, 27.0, 8.0]),
+]
+
+
+@pytest.fixture(scope="module")
+def twice() -> TableTruth:
+    return TableTruth(joined({"": parse(LINES), "later": parse(LATER)}), gpu_memory_mib=1000)
+
+
+def test_a_later_session_adds_its_sets_and_moves_nothing_else(small, twice):
+    for name in "ab":
+        assert twice.rate_alone(name) == small.rate_alone(name)
+        assert twice.profiles[name] == small.profiles[name]
+        assert [twice.alone(name, cap) for cap in range(1, 101)] == [
+            small.alone(name, cap) for cap in range(1, 101)
+        ]
+    for caps in ((50, 50), (25, 25), (100, 100), (60, 30)):
+        pair = kinds(*zip("ab", caps, strict=True))
+        assert twice.progress(pair, MPS) == small.progress(pair, MPS)
+
+
+def test_twins_are_exchangeable(twice):
+    assert twice.offers(["a", "a"])
+    assert twice.progress(kinds(("a", 50), ("a", 50)), MPS) == pytest.approx((0.5, 0.5)), "the mean of both"
+    assert twice.progress(kinds(("a", 75), ("a", 25)), MPS) == pytest.approx((0.7, 0.15))
+    assert twice.progress(kinds(("a", 25), ("a", 75)), MPS) == pytest.approx((0.15, 0.7))
+    assert set(twice.caps_of(["a", "a"])) == {(25, 75), (50, 50), (75, 25)}
+    assert twice.is_measured(kinds(("a", 25), ("a", 75)), MPS)
+    one, other = twice.progress(kinds(("a", 60), ("a", 60)), MPS)
+    assert one == pytest.approx(other), "between measured caps too"
+    for order in itertools.permutations([("a", 50), ("b", 50), ("a", 50)]):
+        assert twice.progress(kinds(*order), MPS) == pytest.approx((0.3, 0.3, 0.3))
+
+
+def test_a_set_without_one_of_its_subsets_is_not_offered(twice):
+    assert twice.offers(["b", "a", "a"])
+    assert not twice.offers(["b", "b", "a"]), "b beside itself was not measured, and is left while a is frozen"
+
+
+def test_freezing_one_of_two_twins_is_the_mixture_with_the_other_alone(twice):
+    def rates(of):
+        return twice.progress(of, MPS)
+
+    pair = kinds(("a", 75), ("a", 25))
+    frozen = mixture(rates, pair, (0.25, 1.0))
+    assert frozen == pytest.approx((0.25 * 0.7, 0.25 * 0.15 + 0.75 * twice.alone("a", 25)))
+    other = mixture(rates, pair, (1.0, 0.25))
+    assert other == pytest.approx((0.25 * 0.7 + 0.75 * twice.alone("a", 75), 0.25 * 0.15))
+    three = mixture(rates, kinds(("a", 50), ("b", 50), ("a", 50)), (0.5, 1.0, 1.0))
+    assert three == pytest.approx((0.5 * 0.3, 0.5 * 0.3 + 0.5 * 0.5, 0.5 * 0.3 + 0.5 * 0.6))
+
+
+def test_hindsight_knows_twins_and_jobs_of_one_program_share_a_gpu_once_it_is_measured(small, twice):
+    askers = [Asker("a", 0.4, True), Asker("a", 0.4, True)]
+    assert TableSearch(small).best(askers, [None, None]) is None
+    best = TableSearch(twice).best(askers, [50, 50])
+    assert best is not None
+    assert best.summed_progress >= 1.0
+    jobs = [Job(name, "a", 0.0, 100.0, 3.0, "0.5", JobClass.THROUGHPUT) for name in ("one", "other")]
+    alone = simulate(jobs, 1, HardCaps(), small)
+    both = simulate(jobs, 1, HardCaps(), twice)
+    assert [job.end_seconds for job in alone.jobs] == pytest.approx([125.0, 250.0])  # 0.8 under 50%
+    assert [job.end_seconds for job in both.jobs] == pytest.approx([200.0, 200.0])
+
+
+def test_what_the_package_ships_is_the_first_session_and_what_a_later_one_measured():
+    table = complete_table()
+    assert table.runs[: len(different_programs().runs)] == different_programs().runs
+    later = table.runs[len(different_programs().runs) :]
+    assert all(run.session and run.window_seconds >= 0.35 for run in later)
+    shared = [run for run in later if not run.is_solo]
+    assert all(len({each.workload for each in run.tenants}) < len(run.tenants) for run in shared)
+    truth = TableTruth(table, gpu_memory_mib=143_771)
+    assert all(truth.offers(pair) == bool(shared) for pair in zip(truth.workloads, truth.workloads, strict=True))
+
+
+def test_sessions_of_two_gpus_are_not_one_table():
+    other = parse([LINES[0].replace('"X"', '"Y"'), *LATER[1:]])
+    with pytest.raises(ValueError, match="Y under mps is not X"):
+        joined({"": parse(LINES), "later": other})
 
 
 def test_freezing_is_the_mixture_of_the_sets_with_and_without_the_frozen(small):

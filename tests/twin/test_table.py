@@ -59,17 +59,42 @@ def test_a_set_that_the_table_lacks_is_another_models():
         return contended_progress(loads)
 
     truth = TableProgress(other, GPU_MODEL)
-    twice = [load(NAMES[0], 50), load(NAMES[0], 50)]
     five = [load(name, 20) for name in NAMES[:5]]
     stream = WORKLOADS["stream"]
     mixed = [load(NAMES[0]), TwinLoad(stream.solo, 50, stream.iterations_per_s, "stream")]
-    for loads in (twice, five, mixed, []):
+    for loads in (five, mixed, []):
         assert truth(loads) == contended_progress(loads)
         assert truth.counters(loads, truth(loads)) == counters_of(loads, contended_progress(loads))
     elsewhere = TableProgress(other, "NVIDIA A100-SXM4-80GB")
     pair = [load(NAMES[0]), load(NAMES[1])]
     assert elsewhere(pair) == contended_progress(pair) != truth(pair)
-    assert len(asked) == 9
+    assert len(asked) == 7
+
+
+def test_a_program_beside_itself_is_the_models_until_it_is_measured(monkeypatch: pytest.MonkeyPatch):
+    truth = TableProgress(contended_progress, GPU_MODEL)
+    loads = [load(NAMES[0], 75), load(NAMES[0], 25)]
+    rate = table().rate_alone(NAMES[0])
+    before, after = made_of([]), made_of([((75, 25), (0.5, 0.25))])
+    monkeypatch.setattr("gpushare.twin.table.table", lambda: before)
+    assert truth(loads) == contended_progress(loads)
+    monkeypatch.setattr("gpushare.twin.table.table", lambda: after)
+    assert truth(loads) == pytest.approx((0.5, 0.25))
+    assert truth(loads[::-1]) == pytest.approx((0.25, 0.5))
+    assert truth.counters(loads, (0.5, 0.25)).sm_util == pytest.approx(0.4)
+    assert truth(loads[:1]) == pytest.approx((after.alone(NAMES[0], 75),)), "while the other is frozen"
+    assert after.rate_alone(NAMES[0]) == rate
+
+
+def made_of(twins: list[tuple[tuple[int, int], tuple[float, float]]]) -> MeasuredSets:
+    """Return the first program alone as the shipped table has it, and beside itself as in a later session."""
+    name, rate = NAMES[0], table().rate_alone(NAMES[0])
+    windows = [MeasuredWindow((name,), (cap,), (rate * table().alone(name, cap),)) for cap in (25, 50, 100)]
+    windows.append(MeasuredWindow((name,), (100,), (3 * rate,), session="later"))
+    for caps, progress in twins:
+        rates = 3 * rate * progress[0], 3 * rate * progress[1]
+        windows.append(MeasuredWindow((name, name), caps, rates, Counters(sm_util=0.4), session="later"))
+    return MeasuredSets(windows)
 
 
 WHOLE = Counters(sm_util=0.6, dram_bw_util=0.2)

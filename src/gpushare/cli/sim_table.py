@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import typer
@@ -23,6 +22,7 @@ from gpushare.cli.interruption import PendingInterrupt, end_children
 from gpushare.core.placement import Settings
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import DatasetError, parse
+from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, SimulationError
 from gpushare.sim.table_catalog import TABLE_POLICIES, TableWorld, run_on_table
 from gpushare.sim.table_report import TableFigures, mean_with_interval, pooled_throughput, throughput_ratio
@@ -131,8 +131,7 @@ def _run(task: tuple[Path | None, list[str], int | Sequence[Job], int, float, in
 def _world(table: Path | None, reserve_after_seconds: float) -> TableWorld:
     source = str(table or H200_TABLE)
     try:
-        lines = read_lines(table) if table else (files("gpushare.data") / H200_TABLE).read_bytes().splitlines()
-        dataset = parse(lines)
+        dataset = parse(read_lines(table)) if table else complete_table()
         truth = TableTruth(dataset, gpu_memory_mib=_GPU_MEMORY_MIB)
     except (DatasetError, SimulationError) as error:
         raise UsageError(f"{source}: {error}") from error

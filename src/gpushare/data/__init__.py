@@ -20,7 +20,9 @@ H200_COLOCATION = "h200-colocation.jsonl"
 H200_TIME_SLICING = "h200-time-slicing.jsonl"
 H200_MODEL = "h200-model.json"
 H200_TABLE = "h200-table.jsonl"
-"""Every set of at most four of ten programs, under caps: what `sim jobs --truth table` is judged by."""
+"""Every set of at most four different ones of ten programs, under caps: the truth of `sim jobs --truth table`."""
+H200_TABLE_TWICE = "h200-table-twice.jsonl"
+"""Sets that hold one of these programs twice or more, of a later session; only a header until measured."""
 
 
 _log = logging.getLogger(__name__)

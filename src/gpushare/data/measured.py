@@ -1,11 +1,16 @@
-"""What was measured of a complete table of programs: alone under caps, and in sets of different ones.
+"""What was measured of a complete table of programs: alone under caps, and in sets, of which some hold one twice.
 
 The truth of the twin's tenants that are the table's programs, and of `sim jobs --truth table`:
 
 - Alone: the mean window under each cap, made to rise with the cap (a cap never speeds a program up; where it seems
   to, the windows of both caps are pooled). Below the lowest measured cap progress falls by a power of the cap with
   an exponent halfway between what was last measured and 1, in proportion.
+- Sessions: a program is alone as in the first session that has it alone. A set is relative to the windows alone of
+  its own session, since a program that depends on its host has other rates on another one.
 - A measured set under measured caps: its window's rates relative to alone on the whole GPU, at most 1.
+- Members that are the same program are exchangeable: a window of a under 75% beside a under 25% is also one of a
+  under 25% beside a under 75%, and under equal caps each makes the mean of both.
+- A set is known only with all of its subsets, which run while one of it is frozen.
 - Other caps of a measured set: each tenant keeps of its progress alone under its cap the mean of what it kept
   under the measured caps of that same set, weighted by the inverse square of the distance in the caps' logarithms.
   Above the highest cap that was measured of a set nothing is known: a higher cap counts as that one.
@@ -13,10 +18,11 @@ The truth of the twin's tenants that are the table's programs, and of `sim jobs 
   that sum under the measured caps, with the same weights.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -50,6 +56,7 @@ class MeasuredWindow:
         rates: iterations/s of each.
         counters: the device's ratios; None where they were not read.
         memory_mib: device memory of each, where it was read.
+        session: in which it was measured.
     """
 
     workloads: tuple[str, ...]
@@ -57,10 +64,14 @@ class MeasuredWindow:
     rates: tuple[float, ...]
     counters: Counters | None = None
     memory_mib: tuple[int | None, ...] = ()
+    session: str = ""
+
+
+_Windows = dict[Caps, list[MeasuredWindow]]
 
 
 class MeasuredSets:
-    """Progress and counters of sets of at most four different programs.
+    """Progress and counters of sets of at most four programs, of which several may be the same.
 
     Args:
         windows: in the order in which they were measured.
@@ -71,18 +82,24 @@ class MeasuredSets:
 
     def __init__(self, windows: Iterable[MeasuredWindow]) -> None:
         every = tuple(windows)
-        solo: dict[str, dict[int, list[MeasuredWindow]]] = {}
+        solo: dict[tuple[str, str], dict[int, list[MeasuredWindow]]] = {}
         for each in every:
             if len(each.workloads) == 1:
-                solo.setdefault(each.workloads[0], {}).setdefault(each.caps[0], []).append(each)
-        self._solo = solo
+                key = each.session, each.workloads[0]
+                solo.setdefault(key, {}).setdefault(each.caps[0], []).append(each)
+        self._whole: dict[tuple[str, str], float] = {}  # iterations/s alone on the whole GPU
+        self._sessions: dict[str, str] = {}
         self._alone: dict[str, dict[int, float]] = {}
-        self._rates: dict[str, float] = {}
-        for workload, caps in solo.items():
-            if _WHOLE not in caps:
+        for (session, workload), caps in solo.items():
+            if _WHOLE in caps:
+                self._whole[session, workload], curve = _rising(caps)
+                if workload not in self._alone:
+                    self._sessions[workload], self._alone[workload] = session, curve
+        for _, workload in solo:
+            if workload not in self._alone:
                 raise LacksProgramError(workload)
-            self._rates[workload], self._alone[workload] = _rising(caps)
-        self._windows = self._of_sets(every)
+        self._solo = {workload: solo[session, workload] for workload, session in self._sessions.items()}
+        self._windows = _with_subsets(self._of_sets(every))
         self._sets: dict[tuple[str, ...], dict[Caps, Floats]] = {
             names: {
                 caps: np.mean([self._progress(each) for each in found], axis=0) for caps, found in of_set.items()
@@ -103,7 +120,11 @@ class MeasuredSets:
 
     def rate_alone(self, workload: str) -> float:
         """Return iterations/s alone on the whole GPU."""
-        return self._rates[workload]
+        return self._whole[self._sessions[workload], workload]
+
+    def session_of(self, workload: str) -> str:
+        """Return the session in which a program is taken alone."""
+        return self._sessions[workload]
 
     def memory_mib(self, workload: str) -> int:
         """Return the peak over its windows alone on the whole GPU."""
@@ -216,29 +237,35 @@ class MeasuredSets:
         return found
 
     def _progress(self, window: MeasuredWindow) -> list[float]:
-        """Return the progress of each tenant of a window, sorted by name."""
-        tenants = sorted(zip(window.workloads, window.rates, strict=True))
-        return [min(1.0, rate / self._rates[name]) for name, rate in tenants]
+        """Return the progress of each tenant of a window, in its order."""
+        alone = [self._whole[window.session, name] for name in window.workloads]
+        return [min(1.0, rate / whole) for rate, whole in zip(window.rates, alone, strict=True)]
 
-    def _of_sets(self, every: Iterable[MeasuredWindow]) -> dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]]:
-        """Return sorted programs -> sorted caps -> the windows that measured them."""
-        found: dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]] = {}
+    def _of_sets(self, every: Iterable[MeasuredWindow]) -> dict[tuple[str, ...], _Windows]:
+        """Return sorted programs -> their caps -> the windows that measured them, members in that order.
+
+        A window of a program twice or more is in it once for each order of the members that are the same.
+        """
+        found: dict[tuple[str, ...], _Windows] = {}
         for each in every:
-            names = each.workloads
-            if (
-                not 2 <= len(names) <= MOST_TENANTS
-                or len(set(names)) < len(names)
-                or not set(names) <= set(self._rates)
-            ):
+            is_known = all((each.session, name) in self._whole for name in each.workloads)
+            if not 2 <= len(each.workloads) <= MOST_TENANTS or not is_known:
                 continue
-            tenants = sorted(zip(names, each.caps, strict=True))
-            of_set = found.setdefault(tuple(name for name, _ in tenants), {})
-            of_set.setdefault(tuple(cap for _, cap in tenants), []).append(each)
+            names = tuple(sorted(each.workloads))
+            of_set = found.setdefault(names, {})
+            for order in itertools.permutations(range(len(names))):
+                if tuple(each.workloads[at] for at in order) == names:
+                    ordered = _in_order(each, order)
+                    of_set.setdefault(ordered.caps, []).append(ordered)
         return found
 
 
-def windows_of(lines: Iterable[str]) -> Iterable[MeasuredWindow]:
-    """Yield the windows of a shipped colocation dataset, whose lines are known to be well formed."""
+def windows_of(lines: Iterable[str], session: str = "") -> Iterable[MeasuredWindow]:
+    """Yield the windows of a shipped colocation dataset, whose lines are known to be well formed.
+
+    Args:
+        session: of the lines that name none.
+    """
     rows = iter(lines)
     next(rows)  # the header
     for line in rows:
@@ -250,7 +277,27 @@ def windows_of(lines: Iterable[str]) -> Iterable[MeasuredWindow]:
             tuple(row["iterations_per_s"]),
             Counters(**row["device"]),
             tuple(row["memory_mib"]),
+            row.get("session") or session,
         )
+
+
+def _in_order(window: MeasuredWindow, order: Sequence[int]) -> MeasuredWindow:
+    return replace(
+        window,
+        workloads=tuple(window.workloads[at] for at in order),
+        caps=tuple(window.caps[at] for at in order),
+        rates=tuple(window.rates[at] for at in order),
+        memory_mib=tuple(window.memory_mib[at] for at in order) if window.memory_mib else (),
+    )
+
+
+def _with_subsets(sets: Mapping[tuple[str, ...], _Windows]) -> dict[tuple[str, ...], _Windows]:
+    """Return the sets of which all subsets of two and more are there too."""
+    found: dict[tuple[str, ...], _Windows] = {}
+    for names in sorted(sets, key=len):
+        if len(names) == 2 or all(less in found for less in itertools.combinations(names, len(names) - 1)):
+            found[names] = sets[names]
+    return found
 
 
 def _vector(counters: Counters) -> Floats:

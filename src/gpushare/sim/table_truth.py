@@ -1,13 +1,15 @@
 """The truth that the loop is judged by: a complete table of measured sets, without any model.
 
-The table (docs/measurements/table.md) has ten programs alone under five caps, and every pair, triple and four of
-different ones under some caps. A set is offered only if it was measured: at most four tenants, no program twice.
-`gpushare.data.measured` says how other caps, and a program alone, are derived.
+The table (docs/measurements/table.md) has ten programs alone under five caps, every pair, triple and four of
+different ones under some caps, and what was measured of the sets that hold one twice. A set is offered only if it
+was measured, with all of its subsets: at most four tenants. `gpushare.data.measured` says how other caps, and a
+program alone, are derived.
 
 Time slicing was not measured with these programs: each gets what it needs until the GPU's time is used up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -26,7 +28,7 @@ _LEAST: Final = 1e-3  # given to a tenant that stood still for its window, so th
 
 
 class TableTruth:
-    """Progress of sets of different programs from a complete table of measurements.
+    """Progress of sets of programs from a complete table of measurements.
 
     Raises:
         SimulationError: the table lacks a program alone on the whole GPU.
@@ -42,7 +44,8 @@ class TableTruth:
             self._sets = MeasuredSets(_windows(dataset))
         except LacksProgramError as error:
             raise SimulationError(str(error)) from error
-        self.profiles: dict[str, Profile] = {name: profile_of(dataset, name) for name in self._sets.workloads}
+        alone = _without_later(dataset, self._sets)
+        self.profiles: dict[str, Profile] = {name: profile_of(alone, name) for name in self._sets.workloads}
 
     @property
     def workloads(self) -> Sequence[str]:
@@ -120,6 +123,14 @@ class TableTruth:
         }
 
 
+def _without_later(dataset: Dataset, sets: MeasuredSets) -> Dataset:
+    """Return the dataset without the windows alone of a program's later sessions."""
+    runs = [
+        run for run in dataset.runs if not run.is_solo or run.session == sets.session_of(run.tenants[0].workload)
+    ]
+    return replace(dataset, runs=tuple(runs))
+
+
 def _windows(dataset: Dataset) -> Iterator[MeasuredWindow]:
     for run in dataset.runs:
         if not run.has_probe:
@@ -129,4 +140,5 @@ def _windows(dataset: Dataset) -> Iterator[MeasuredWindow]:
                 run.iterations_per_s,
                 run.counters,
                 run.memory_mib,
+                run.session,
             )

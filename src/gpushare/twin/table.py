@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Final
 
 from gpushare.core.gpu import Counters
-from gpushare.data import H200_TABLE
-from gpushare.data.measured import MeasuredSets, windows_of
+from gpushare.data import H200_TABLE, H200_TABLE_TWICE
+from gpushare.data.measured import MeasuredSets, MeasuredWindow, windows_of
 from gpushare.twin.contention import WORKLOADS, ProgressModel, SimulatedWorkload, TwinLoad, counters_of
 
 GPU_MODEL: Final = "NVIDIA H200"
@@ -20,10 +20,13 @@ _LEAST: Final = 1e-3  # a tenant that made no progress in its whole window still
 
 @cache
 def table() -> MeasuredSets:
-    """Read the shipped table, once."""
-    lines = (files("gpushare.data") / H200_TABLE).read_text().splitlines()
-    assert json.loads(lines[0])["gpu_model"] == GPU_MODEL
-    return MeasuredSets(windows_of(lines))
+    """Read both sessions of the shipped table, once."""
+    windows: list[MeasuredWindow] = []
+    for name, session in ((H200_TABLE, ""), (H200_TABLE_TWICE, H200_TABLE_TWICE)):
+        lines = (files("gpushare.data") / name).read_text().splitlines()
+        assert json.loads(lines[0])["gpu_model"] == GPU_MODEL
+        windows += windows_of(lines, session)
+    return MeasuredSets(windows)
 
 
 def workload_named(name: str) -> SimulatedWorkload:
@@ -44,8 +47,9 @@ def workload_named(name: str) -> SimulatedWorkload:
 class TableProgress:
     """A `ProgressModel`: measured progress where the table holds the set, another model's elsewhere.
 
-    The table holds at most four different programs, on an H200. One that is frozen is in no set: the others run as
-    in the set without it, which makes a throttle the exact mixture of both.
+    The table holds sets of at most four programs, on an H200, and those that hold a program twice once they were
+    measured. One that is frozen is in no set: the others run as in the set without it, which makes a throttle the
+    exact mixture of both.
 
     Args:
         otherwise: for sets that the table lacks.
