@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpushare.research.calibration import worker
 from gpushare.research.calibration.collector import Pool, Timing
 from gpushare.research.calibration.counters import NoCounters
 from gpushare.research.calibration.plan import CLIENTS, Cell
@@ -145,6 +147,29 @@ def test_workers_of_one_cell_run_side_by_side_and_one_that_fails_leaves_alone(
         assert pool.fire([("a", 50)], timing, NoCounters(), told.append)
     finally:
         pool.close()
+
+
+def test_only_a_worker_without_a_cap_tells_how_many_sms_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=lambda _: None))
+    seen = {100: 132, 50: 66, 25: 33}
+
+    def facts(_torch: object, _stage: Stage) -> dict[str, int]:
+        return {"sm_count": seen[int(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])], "memory_mib": 1}
+
+    monkeypatch.setattr(worker, "_facts", facts)
+    suite = {"a": Workload("a", lambda _: lambda: None)}
+
+    def alive(*percentages: int) -> dict[Cell, int]:
+        pool = Pool(suite, [("a", each) for each in percentages], Stage("cpu", tiny=True), {}, lambda _: None)
+        try:
+            return {cell: number for cell, number in pool.alive().items() if number}
+        finally:
+            pool.close()
+
+    assert alive(50, 25) == {("a", 50): 1, ("a", 25): 1}  # a phase without a whole GPU
+    assert alive(100, 50) == {("a", 100): 1, ("a", 50): 1}
+    seen[50] = 132
+    assert alive(100, 50) == {("a", 100): 1}, "who sees the whole GPU under a cap runs outside MPS"
 
 
 def test_fours_come_after_all_pairs_and_triples() -> None:

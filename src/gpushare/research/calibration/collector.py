@@ -137,7 +137,8 @@ class Pool:
                 self._drop(worker)
                 continue
             facts.append((worker, answer[1]))
-            whole = max(whole, answer[1]["sm_count"])
+            if worker.cell[1] == 100:  # only these tell how many SMs there are
+                whole = max(whole, answer[1]["sm_count"])
         for worker, fact in facts:
             worker.memory_mib = fact["memory_mib"] or None
             if environment is not None and whole and worker.cell[1] < 100 and fact["sm_count"] >= whole:
