@@ -1,5 +1,7 @@
 """The client against real HTTP: paths, bodies, errors."""
 
+from datetime import timedelta
+
 import pytest
 from aiohttp import web
 
@@ -7,6 +9,7 @@ from gpushare.kube import (
     GPUNODES,
     PODS,
     AlreadyExists,
+    Api,
     ApiError,
     Conflict,
     Forbidden,
@@ -17,6 +20,7 @@ from gpushare.kube import (
     connect,
     record_event,
 )
+from gpushare.kube.transport import Configuration, kube_config
 
 
 async def test_a_list_is_taken_in_pages_and_reduced(api, server):
@@ -165,6 +169,27 @@ async def test_the_token_is_sent_and_a_missing_kubeconfig_is_one_sentence(api, s
     with pytest.raises(ApiError, match=r"no usable cluster configuration: there is no .*absent"):
         async with connect(tmp_path / "absent"):
             pass
+
+
+async def test_a_pods_token_that_cannot_be_read_is_retryable(server, tmp_path):
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("first")
+    authority.write_text("read by TLS alone")
+    environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    loader = kube_config.incluster_config.InClusterConfigLoader(token, authority, environ=environment)
+    loader._token_refresh_period = timedelta(0)  # it is read again with each request
+    configuration = Configuration()
+    loader.load_and_set(configuration)
+    configuration.host, configuration.ssl_ca_cert = server.url, None
+    api = Api(configuration)
+    for spoil in (lambda: token.write_text(""), lambda: token.write_bytes(b"\xff"), token.unlink):
+        spoil()
+        with pytest.raises(Retryable, match="the credentials cannot be read"):
+            await api.list(PODS, lambda pod: pod)
+    token.write_text("second")
+    await api.list(PODS, lambda pod: pod)
+    await api.close()
+    assert len(server.requests) == 1
 
 
 def test_paths_of_namespaced_objects_need_a_namespace():

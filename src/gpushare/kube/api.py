@@ -316,10 +316,7 @@ class Api:
     ) -> aiohttp.ClientResponse:
         """Send a request and return its response after its headers have arrived and show success."""
         url = self._configuration.host + path + ("?" + urlencode(query) if query else "")
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        auth: Any = await self._configuration.auth_settings()
-        for setting in auth.values():
-            headers[setting["key"]] = setting["value"]
+        headers = {"Accept": "application/json", "Content-Type": content_type, **await self._authorization()}
         try:
             answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
             response: aiohttp.ClientResponse = answer.response
@@ -329,6 +326,16 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(error) from error
         raise from_status(response.status, _status_object(raw), response.headers.get("Retry-After"))
+
+    async def _authorization(self) -> dict[str, str]:
+        """Return the headers with our credentials; a pod's token is read from its file again each minute."""
+        try:
+            auth: Any = await self._configuration.auth_settings()
+        except (kube_config.ConfigException, OSError, ValueError) as error:
+            raise Retryable(
+                f"the credentials cannot be read: {error}", retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS
+            ) from error
+        return {setting["key"]: setting["value"] for setting in auth.values()}
 
 
 def _check_exists(kubeconfig: str | None) -> None:
