@@ -1,9 +1,15 @@
 """The client against real HTTP: paths, bodies, errors."""
 
+import asyncio
+import json
+import sys
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
+from certificates import make_pair
 
 from gpushare.kube import (
     GPUNODES,
@@ -214,3 +220,119 @@ async def test_a_proxy_in_the_environment_is_used(server, tmp_path, monkeypatch,
                 await api.list(PODS, lambda pod: pod)
         else:
             assert (await api.list(PODS, lambda pod: pod)).resource_version == "100"
+
+
+PLUGIN = """#!{python}
+import json, pathlib
+runs = pathlib.Path({runs!r})
+runs.write_text(runs.read_text() + "x")
+status = {{"token": f"token-{{len(runs.read_text())}}"}}
+if not pathlib.Path({works!r}).exists():
+    raise SystemExit("log in first")
+print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}}))
+"""
+
+
+class Expiring:
+    """A kubeconfig with a program for its tokens, and a server that takes the one that it is told to."""
+
+    def __init__(self, server: Any, folder: Path) -> None:
+        self.runs, self.works, plugin = folder / "runs", folder / "works", folder / "plugin"
+        self.runs.write_text("")
+        self.works.touch()
+        plugin.write_text(PLUGIN.format(python=sys.executable, runs=str(self.runs), works=str(self.works)))
+        plugin.chmod(0o755)
+        self.kubeconfig = folder / "exec"
+        self.folder, self.url = folder, server.url
+        self.write("fake")
+        self.good = "token-1"
+        self.seen: list[str] = []
+        self._list, server.list = server.list, self.list
+
+    def write(self, active: str) -> None:
+        program = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(self.folder / "plugin")}
+        fake = {"cluster": "fake", "user": "me"}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {"exec": program}}, {"name": "other", "user": {"token": "other"}}],
+            "contexts": [
+                {"name": "fake", "context": fake},
+                {"name": "other", "context": fake | {"user": "other"}},
+            ],
+            "current-context": active,
+        }
+        self.kubeconfig.write_text(json.dumps(content))
+
+    def list(self, request: web.Request) -> web.Response:
+        self.seen.append(request.headers["Authorization"].removeprefix("Bearer "))
+        if self.seen[-1] != self.good:
+            return web.json_response({"message": "Unauthorized", "reason": "Unauthorized"}, status=401)
+        return self._list(request)
+
+
+@pytest.fixture
+def expiring(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    return Expiring(server, tmp_path)
+
+
+async def test_an_expired_token_is_renewed_once_for_all_requests(expiring):
+    async with connect(expiring.kubeconfig) as api:
+        await api.list(PODS, lambda pod: pod)
+        expiring.good = "token-2"
+        expiring.write("other")  # somebody's `kubectl config use-context` meanwhile changes nothing for us
+        await asyncio.gather(*(api.list(PODS, lambda pod: pod) for _ in range(3)))
+        assert sorted(expiring.seen) == ["token-1"] * 4 + ["token-2"] * 3
+        assert expiring.runs.read_text() == "xx"
+
+
+async def test_a_token_that_stays_refused_is_refused_after_one_more_try(expiring):
+    async with connect(expiring.kubeconfig) as api:
+        expiring.good = "of somebody else"
+        with pytest.raises(Forbidden, match="Unauthorized"):
+            await api.list(PODS, lambda pod: pod)
+        assert expiring.seen == ["token-1", "token-2"]
+
+
+async def test_what_cannot_be_renewed_stays_refused_and_is_renewed_later(expiring):
+    async with connect(expiring.kubeconfig) as api:
+        expiring.works.unlink()
+        expiring.good = "token-4"
+        with pytest.raises(Forbidden, match="Unauthorized"):
+            await api.list(PODS, lambda pod: pod)
+        assert expiring.seen == ["token-1"], "nothing is asked without credentials"
+        expiring.kubeconfig.rename(expiring.folder / "away")
+        with pytest.raises(Forbidden, match="cannot be renewed: no usable cluster configuration: there is no"):
+            await api.list(PODS, lambda pod: pod)
+        (expiring.folder / "away").rename(expiring.kubeconfig)
+        expiring.works.touch()
+        expiring.good = "token-3"
+        await api.list(PODS, lambda pod: pod)
+
+
+async def test_a_renewed_client_certificate_gets_a_transport_and_requests_in_flight_keep_theirs(
+    expiring, server, tmp_path
+):
+    async def read_again():
+        configuration = Configuration()
+        configuration.host = server.url
+        configuration.cert_file, configuration.key_file = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
+        configuration.api_key["BearerToken"] = "Bearer token-1"
+        return configuration
+
+    configuration = Configuration()
+    configuration.host = server.url
+    configuration.api_key["BearerToken"] = "Bearer token-0"
+    api = Api(configuration, read_again=read_again)
+    before = api._rest
+    with pytest.raises(Forbidden, match=r"cannot be renewed: .*No such file"):
+        await api.list(PODS, lambda pod: pod)
+    assert api._rest is before
+    make_pair(tmp_path)
+    await api.list(PODS, lambda pod: pod)
+    assert api._rest is not before
+    assert not before.pool_manager.closed
+    await api.close()
+    assert before.pool_manager.closed

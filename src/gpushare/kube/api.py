@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,15 @@ import aiohttp
 import orjson
 import yaml
 
-from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, NotFound, Retryable, from_status
+from gpushare.kube.errors import (
+    DEFAULT_RETRY_AFTER_SECONDS,
+    ApiError,
+    Forbidden,
+    Gone,
+    NotFound,
+    Retryable,
+    from_status,
+)
 from gpushare.kube.resources import PODS, Resource
 from gpushare.kube.transport import Configuration, RESTClientObject, kube_config
 
@@ -27,6 +35,8 @@ PAGE_LIMIT: Final = 500  # client-go's pager; 500 pods are about 3 MB of JSON, p
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 SILENT_WATCH_SECONDS: Final = 90.0  # longer silence is a dead link; bookmarks come about every 60 s
 
+_UNAUTHORIZED: Final = 401
+_NO_CREDENTIALS: Final = (None, None, None)
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # Errors that the library raises for a file that is not YAML, or YAML of another shape.
 _BAD_KUBECONFIG: Final = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
@@ -66,16 +76,31 @@ class WatchEvent:
 
 
 class Api:
-    """The Kubernetes API. Every method raises `ApiError` or one of its kinds, nothing else."""
+    """The Kubernetes API. Every method raises `ApiError` or one of its kinds, nothing else.
 
-    def __init__(self, configuration: Any, *, field_manager: str = "gpushare") -> None:
+    Args:
+        read_again: reads the configuration again, with new credentials, once the server does not know ours any
+            more; None where they renew themselves, as a pod's do.
+    """
+
+    def __init__(
+        self,
+        configuration: Any,
+        *,
+        field_manager: str = "gpushare",
+        read_again: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
         self._configuration = configuration
         self._rest: Any = RESTClientObject(configuration)
         self._field_manager = field_manager
+        self._read_again = read_again
+        self._renewing = asyncio.Lock()
+        self._former: list[Any] = []  # transports with former client certificates, which watches may still use
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._rest.close()
+        for transport in (self._rest, *self._former):
+            await transport.close()
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
         """Return one object."""
@@ -314,7 +339,28 @@ class Api:
         body: Body | None = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Send a request and return its response after its headers have arrived and show success."""
+        """Send a request and return its response after its headers have arrived and show success.
+
+        Credentials that the server does not know any more are renewed once.
+        """
+        used = self._configuration
+        try:
+            return await self._send_once(method, path, query, limit, body=body, content_type=content_type)
+        except Forbidden as refusal:
+            if refusal.status != _UNAUTHORIZED or not await self._renew(used):
+                raise
+        return await self._send_once(method, path, query, limit, body=body, content_type=content_type)
+
+    async def _send_once(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        limit: aiohttp.ClientTimeout,
+        *,
+        body: Body | None,
+        content_type: str,
+    ) -> aiohttp.ClientResponse:
         url = self._configuration.host + path + ("?" + urlencode(query) if query else "")
         headers = {"Accept": "application/json", "Content-Type": content_type, **await self._authorization()}
         try:
@@ -326,6 +372,34 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(error) from error
         raise from_status(response.status, _status_object(raw), response.headers.get("Retry-After"))
+
+    async def _renew(self, refused: Any) -> bool:
+        """Read the configuration again, unless another request has; return whether its credentials are new ones.
+
+        A kubeconfig may get them from a program (EKS, GKE, OIDC), for 15 minutes to an hour.
+
+        Raises:
+            Forbidden: it cannot be read any more.
+        """
+        if self._read_again is None:
+            return False
+        async with self._renewing:
+            if self._configuration is not refused:
+                return True
+            try:
+                fresh = await self._read_again()
+                # Without any, such as after a program's failure, the server would answer to somebody anonymous.
+                if _credentials(fresh) in (_credentials(refused), _NO_CREDENTIALS):
+                    return False
+                if _certificates(fresh) != _certificates(refused):
+                    transport = RESTClientObject(fresh)
+                    self._former.append(self._rest)
+                    self._rest = transport
+            except (ApiError, OSError) as error:  # OSError: certificates that TLS does not take
+                words = f"our credentials are refused, and cannot be renewed: {error}"
+                raise Forbidden(words, status=_UNAUTHORIZED) from error
+            self._configuration = fresh
+            return True
 
     async def _authorization(self) -> dict[str, str]:
         """Return the headers with our credentials; a pod's token is read from its file again each minute."""
@@ -355,7 +429,7 @@ async def read_configuration(kubeconfig: str | Path | None = None, *, context: s
     configuration = Configuration()
     path = str(kubeconfig) if kubeconfig is not None else None
     try:
-        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        if _is_pod(kubeconfig, context):
             kube_config.load_incluster_config(configuration)
         else:
             _check_exists(path)
@@ -379,11 +453,18 @@ async def connect(
     Raises:
         ApiError: there is no usable configuration; the message says what was looked for.
     """
-    configuration = await read_configuration(kubeconfig, context=context)
-    # aiohttp's search for a proxy and a netrc file costs two thread hops per request, so only do it with a proxy.
-    configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
-    configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
-    api = Api(configuration, field_manager=field_manager)
+    is_pod = _is_pod(kubeconfig, context)
+    # The active context may be another one by the time at which the kubeconfig is read again.
+    name = context if context or is_pod else (_context_of(kubeconfig, None) or {}).get("name")
+
+    async def read() -> Any:
+        configuration = await read_configuration(kubeconfig, context=name)
+        # aiohttp's search for a proxy and a netrc file costs two thread hops per request: only do it with a proxy.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
+        configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
+        return configuration
+
+    api = Api(await read(), field_manager=field_manager, read_again=None if is_pod else read)
     try:
         yield api
     finally:
@@ -398,19 +479,40 @@ def _named_kubeconfig() -> str | None:
 
 def current_namespace(kubeconfig: str | Path | None = None, *, context: str | None = None) -> str:
     """Return kubectl's default namespace: the context's, or the pod's own."""
-    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+    if _is_pod(kubeconfig, context):
         try:
             return _POD_NAMESPACE.read_text().strip() or "default"
         except OSError:
             return "default"
+    chosen = _context_of(kubeconfig, context) or {}
+    return str((chosen.get("context") or {}).get("namespace") or "default")
+
+
+def _is_pod(kubeconfig: str | Path | None, context: str | None) -> bool:
+    """Return whether we are to use a pod's own credentials."""
+    return kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _context_of(kubeconfig: str | Path | None, context: str | None) -> Json | None:
+    """Return the named context of the kubeconfig, or its active one; None if it cannot be read."""
     try:
         contexts, active = kube_config.list_kube_config_contexts(
             str(kubeconfig) if kubeconfig else _named_kubeconfig()
         )
     except (kube_config.ConfigException, OSError, *_BAD_KUBECONFIG):
-        return "default"
-    chosen = next((each for each in contexts if each["name"] == context), active) if context else active
-    return str(((chosen or {}).get("context") or {}).get("namespace") or "default")
+        return None
+    chosen: Json | None = (
+        next((each for each in contexts if each["name"] == context), active) if context else active
+    )
+    return chosen
+
+
+def _credentials(configuration: Any) -> tuple[Any, ...]:
+    return configuration.api_key.get("BearerToken"), configuration.cert_file, configuration.key_file
+
+
+def _certificates(configuration: Any) -> tuple[Any, ...]:
+    return configuration.cert_file, configuration.key_file, configuration.ssl_ca_cert
 
 
 def _query(**parameters: Any) -> dict[str, Any]:
