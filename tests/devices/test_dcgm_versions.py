@@ -9,6 +9,7 @@ without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM 
 
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,15 @@ import pytest
 from fakenvml import UUID, installed
 
 from gpushare.core.gpu import Counters, DevicesError
-from gpushare.devices.dcgm import REPEATS_SECONDS, DcgmReadings, DcgmScrape, parse_exposition
+from gpushare.devices import dcgm
+from gpushare.devices.dcgm import (
+    BACKOFF,
+    REPEATS_SECONDS,
+    ROUND_SECONDS,
+    DcgmReadings,
+    DcgmScrape,
+    parse_exposition,
+)
 from gpushare.devices.nvml import NvmlDevices
 
 A = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
@@ -261,10 +270,13 @@ def test_over_http_an_exporter_that_starts_anew_is_waited_for() -> None:
     begun = page(VERSIONS[-1], Gpu(A, {"DCGM_FI_DEV_GPU_UTIL": "0"}))
     pages = [(200, page(VERSIONS[-1], before)), (500, "error"), (200, begun), (200, page(VERSIONS[-1], after))]
     with exporter(pages) as url:
-        scrape = DcgmScrape(url)
+        clock = Clock()
+        scrape = DcgmScrape(url, clock)
         assert scrape.read([A, B])[A].sm_util == 0.81
-        with pytest.raises(DevicesError, match="HTTP Error 500"):
-            scrape.read([A])
+        for _ in range(2):  # the second time without asking
+            with pytest.raises(DevicesError, match="HTTP Error 500"):
+                scrape.read([A])
+        clock.now += BACKOFF.seconds(1)
         assert scrape.read([A]) == {}
         assert scrape.read([A])[A].sm_util == 0.1
 
@@ -285,6 +297,68 @@ def test_the_devices_count_the_exporters_readings_once(monkeypatch: pytest.Monke
     (last,) = samples[3:]
     assert last is not None
     assert (last.counters.sm_util, last.window_seconds) == (0.6, 2.0)
+
+
+def test_one_page_serves_all_gpus_of_a_round_and_none_of_the_next() -> None:
+    clock = Clock()
+    values = [{**ALL, "DCGM_FI_PROF_SM_ACTIVE": ratio} for ratio in (0.1, 0.2, 0.3, 0.4)]
+    with exporter([(200, page(VERSIONS[-1], Gpu(A, value), Gpu(B, value))) for value in values]) as url:
+        scrape = DcgmScrape(url, clock)
+
+        def sm_util(uuid: str) -> float | None:
+            return scrape.read([uuid])[uuid].sm_util
+
+        assert [sm_util(A), sm_util(B)] == [0.1, 0.1]
+        assert [sm_util(A), sm_util(A)] == [0.2, 0.3]
+        clock.now += ROUND_SECONDS
+        assert sm_util(B) == 0.3
+        clock.now += 0.1
+        assert scrape.read(["GPU-that-it-does-not-know"]) == {}
+        assert sm_util(A) == 0.4, "too old for any"
+
+
+def read_for_a_minute(scrape: DcgmScrape, clock: Clock) -> None:
+    for _ in range(60):
+        for uuid in (A, B):
+            with pytest.raises(DevicesError, match="dcgm-exporter does not answer: "):
+                scrape.read([uuid])
+        clock.now += 1.0
+
+
+def test_one_that_does_not_answer_is_asked_once_for_all_gpus_and_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, asked = Clock(), []
+
+    def fail(*_: object, **__: object) -> None:
+        asked.append(clock.now)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    read_for_a_minute(DcgmScrape("http://exporter/metrics", clock), clock)
+    assert asked == [0.0, 2.0, 6.0, 14.0, 30.0]
+
+
+def test_one_that_gives_its_page_drop_by_drop_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, over = Clock(), [], threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        asked.append(clock.now)
+        over.wait()
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(urllib.request, "urlopen", hang)
+    monkeypatch.setattr(dcgm, "SCRAPE_SECONDS", 0.05)
+    scrape = DcgmScrape("http://exporter/metrics", clock)
+    waited = threading.Thread(target=read_for_a_minute, args=(scrape, clock), daemon=True)
+    waited.start()
+    waited.join(30.0)
+    is_over = not waited.is_alive()
+    over.set()
+    assert is_over
+    assert scrape._hanging is not None
+    scrape._hanging.join()
+    assert len(asked) == 1, "no second request beside the one that hangs"
 
 
 def test_what_is_no_http_is_an_exporter_that_does_not_answer() -> None:

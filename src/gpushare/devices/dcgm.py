@@ -7,16 +7,23 @@ cannot convert is a sentence, so every line is parsed separately.
 
 import http.client
 import math
+import queue
 import re
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gpushare.core.backoff import Backoff
 from gpushare.core.gpu import Counters, DevicesError
 
 SCRAPE_SECONDS: Final = 2.0
+_WAIT_SECONDS: Final = 3.0  # each wait of a scrape that was given up; it ends before the next one begins
+ROUND_SECONDS: Final = 1.0  # the GPUs of a round ask within milliseconds
+BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 MAX_BYTES: Final = 16 * 2**20
 
 # DCGM's field identifiers (1001 to 1016); each is a ratio of cycles, 0 to 1.
@@ -109,29 +116,78 @@ def _without_partial_precisions(values: dict[str, float], model: str) -> Counter
 class DcgmScrape:
     """Scrapes one dcgm-exporter; one scrape serves all GPUs of a round.
 
+    An exporter that hangs costs a round SCRAPE_SECONDS, whatever it hangs in, and is left alone for a while then.
+
     Args:
         url: URL of its metrics, such as http://127.0.0.1:9400/metrics.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"dcgm-exporter's address {url!r} must begin with http:// or https://")
         self._url = url
+        self._clock = clock
+        self._page: Mapping[str, Counters] = {}
+        self._page_at = -math.inf
+        self._given: set[str] = set()  # GPUs whose round the page was read for
+        self._hanging: threading.Thread | None = None
+        self._failures = 0
+        self._not_before = -math.inf
+        self._error = ""
 
     def read(self, uuids: Iterable[str]) -> dict[str, Counters]:
         """Return the counters of these GPUs, as far as they are exported.
 
+        The page is read again once one of them asks for the second time.
+
         Raises:
-            DevicesError: no answer, or not a metrics page.
+            DevicesError: no answer, or not a metrics page; for a while after that, without asking.
         """
-        try:
-            with urllib.request.urlopen(self._url, timeout=SCRAPE_SECONDS) as answer:  # noqa: S310 - http, see above
-                text = answer.read(MAX_BYTES).decode()
-            parsed = parse_exposition(text)
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            raise DevicesError(f"dcgm-exporter does not answer: {error}", retryable=True) from error
         wanted = set(uuids)
-        return {uuid: counters for uuid, counters in parsed.items() if uuid in wanted}
+        now = self._clock()
+        if now < self._not_before:
+            raise DevicesError(self._error, retryable=True)
+        if self._given & wanted or now - self._page_at > ROUND_SECONDS:
+            self._scrape(now)
+        self._given |= wanted
+        return {uuid: counters for uuid, counters in self._page.items() if uuid in wanted}
+
+    def _scrape(self, now: float) -> None:
+        self._page, self._page_at, self._given = {}, -math.inf, set()
+        try:
+            self._page = parse_exposition(self._fetch())
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            self._failures += 1
+            self._not_before = self._clock() + BACKOFF.seconds(self._failures)
+            self._error = f"dcgm-exporter does not answer: {error}"
+            raise DevicesError(self._error, retryable=True) from error
+        self._failures = 0
+        self._page_at = now
+
+    def _fetch(self) -> str:
+        """Return the page; asked for in a thread, as urllib limits each wait, but not their sum."""
+        late = TimeoutError(f"no whole page within {SCRAPE_SECONDS:.0f} s")
+        if self._hanging is not None and self._hanging.is_alive():
+            raise late
+        answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
+        asking = threading.Thread(target=self._ask, args=(answers,), name="dcgm", daemon=True)
+        asking.start()
+        try:
+            answer = answers.get(timeout=SCRAPE_SECONDS)
+        except queue.Empty:
+            self._hanging = asking
+            raise late from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _ask(self, answers: "queue.SimpleQueue[str | Exception]") -> None:
+        try:
+            with urllib.request.urlopen(self._url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310 - http, see above
+                answers.put(answer.read(MAX_BYTES).decode())
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            answers.put(error)
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class NvmlDevices:
             pynvml.nvmlInit()
         try:
             with driver_errors("NVML cannot list GPUs"):
-                return cls(clock, DcgmScrape(dcgm_url) if dcgm_url else None, polls_clock=polls_clock)
+                return cls(clock, DcgmScrape(dcgm_url, clock) if dcgm_url else None, polls_clock=polls_clock)
         except DevicesError:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
