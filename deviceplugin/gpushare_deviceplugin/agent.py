@@ -241,7 +241,10 @@ class Agent:
 
     def not_ready(self) -> str:
         """Return why kubelet would give no shares now; empty once it has taken the plugin."""
-        return "" if self.registrar.is_registered else "kubelet has not taken the device plugin"
+        if self.registrar.is_registered:
+            return ""
+        why_not = self.registrar.why_not
+        return "kubelet has not taken the device plugin" + (f": {why_not}" if why_not else "")
 
     async def run(self) -> None:
         """Run every part until cancelled; a part that fails is logged and started again."""

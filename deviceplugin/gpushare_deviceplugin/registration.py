@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 API_VERSION: Final = "v1beta1"
 SOCKET: Final = "gpushare.sock"
+NOTICE: Final = "unregistered"  # written by the front while kubelet does not have the plugin that it took from us
 WATCH_SECONDS: Final = 1.0  # each watch is a stat of two files; kubelet itself needs seconds to restart
 QUICK_SECONDS: Final = 0.05  # during a restart: pods bound before we register are rejected for good
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
@@ -38,7 +39,8 @@ class Registrar:
         on_registered: called after each registration.
 
     Attributes:
-        is_registered: whether kubelet accepted the last registration.
+        is_registered: whether kubelet accepted the last registration, and has it still.
+        why_not: why it has it no more, as the front tells it; empty otherwise.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Registrar:
         on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self.is_registered = False
+        self.why_not = ""
         self._on_registered = on_registered
         self._sleep = sleep
         self._plugin = plugin
         self._state = state
         self._socket = plugins_directory / SOCKET
         self._kubelet = plugins_directory / "kubelet.sock"
+        self._notice = plugins_directory / NOTICE
 
     async def run(self) -> None:
         """Serve, register and watch for a restart of kubelet, until cancelled."""
@@ -74,6 +78,7 @@ class Registrar:
                 _log.info("registered %s with kubelet", names.SHARE_RESOURCE)
                 while _inode(self._kubelet) == inode and _inode(self._socket) is not None:
                     await self._sleep(QUICK_SECONDS if self._plugin.has_lost_kubelet else WATCH_SECONDS)
+                    self._read_notice()
                 _log.info("kubelet restarted: registering again")
             except (*CALL_ERRORS, RuntimeError) as error:
                 self._state.counts.error("registration")
@@ -82,9 +87,22 @@ class Registrar:
                 _log.warning("kubelet not reached, again in %.1f s: %s", delay, describe(error))
                 await self._wait_for_kubelet(delay)
             finally:
-                self.is_registered = False
+                self.is_registered, self.why_not = False, ""
                 if server is not None:
                     await self._stop(server)
+
+    def _read_notice(self) -> None:
+        """Learn from the front whether kubelet still has the plugin; to us the front is kubelet, and stays."""
+        try:
+            why_not = self._notice.read_text(errors="replace")
+        except OSError:  # kubelet has it, or there is no front
+            why_not = ""
+        if why_not and not self.why_not:
+            self._state.counts.error("registration")
+            _log.warning("kubelet does not have the device plugin any more: %s", why_not)
+        elif self.why_not and not why_not:
+            _log.info("kubelet has the device plugin again")
+        self.is_registered, self.why_not = not why_not, why_not
 
     def _bind(self) -> grpc.aio.Server:
         self._socket.unlink(missing_ok=True)

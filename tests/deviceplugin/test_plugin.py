@@ -96,6 +96,29 @@ async def test_registers_again_when_kubelet_restarts(
     assert state.counts.registrations == 3
 
 
+async def test_a_loss_that_only_the_front_sees_is_known_and_the_plugin_goes_on_serving(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    registrar = Registrar(DevicePlugin(state, Path("/run/gpushare")), state, kubelet.plugins, sleep)
+    notice = kubelet.plugins / registration.NOTICE
+    async with running(registrar):
+        request = await kubelet.registered.get()
+        async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
+            stream = DevicePluginStub(channel).ListAndWatch(api_pb2.Empty())
+            await stream.read()
+            for why_not in ("", "kubelet has no socket", "kubelet refuses", ""):
+                if why_not:
+                    notice.write_text(why_not)
+                else:
+                    notice.unlink(missing_ok=True)
+                await sleep.turn()
+                await sleep.asleep()
+                assert (registrar.is_registered, registrar.why_not) == (not why_not, why_not)
+            state.set_health(GPU_A, GpuHealth(Health.UNHEALTHY, "XID 79"))
+            assert healthy(await asyncio.wait_for(stream.read(), SOON)) == {GPU_B: 100}
+    assert (state.counts.registrations, state.counts.errors["registration"]) == (1, 1)
+
+
 async def test_looks_often_for_a_kubelet_that_it_lost(
     state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet
 from tests.front.conftest import SOON, FrontProcess, allocation, registered, shares, until
 
+from gpushare.core.backoff import Backoff
 from gpushare.front import place, rpc
 from gpushare.front.__main__ import own_directory
 from gpushare.front.http2 import Http2Connection
+from gpushare.front.kubelet_messages import KeptFile, KubeletMessages
 from gpushare.front.place import LOOK_SECONDS, FrontPlace, Patience
 from gpushare.front.rpc import CallError
 from gpushare_deviceplugin import api_pb2, registration
@@ -32,7 +35,7 @@ async def read(stream: Any) -> Any:
 
 
 def test_the_socket_is_the_one_that_the_agent_registers() -> None:
-    assert place.PLUGIN_SOCKET == registration.SOCKET
+    assert (place.PLUGIN_SOCKET, place.NOTICE_FILE) == (registration.SOCKET, registration.NOTICE)
 
 
 @pytest.mark.slow
@@ -305,6 +308,57 @@ async def test_a_call_is_answered_before_the_list_ends(
         await asking
     assert under_way == [1], "the watch alone; the call had its answer"
     await asyncio.to_thread(own.place.stop)
+
+
+async def test_the_agent_finds_why_kubelet_has_no_plugin(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "REGISTER_BACKOFF", Backoff(first_seconds=0.0, longest_seconds=0.0))
+    own, plugins = short_path / "own", short_path / "plugins"
+    own.mkdir()
+    plugins.mkdir()
+    notice, refusals = own / place.NOTICE_FILE, [""]
+    notice.write_text("of the front before")
+
+    def take(_: bytes, __: Any) -> Iterator[bytes]:
+        if refusals[0]:
+            raise CallError(rpc.StatusCode.UNKNOWN, refusals[0])
+        yield b""
+
+    kubelet = rpc.Door(plugins / "kubelet.sock", {place.REGISTER_PATH: take}, threading.Condition())
+    KeptFile(own / place.KEPT_FILE).write(KubeletMessages(b"registration", b"list"))
+    made = FrontPlace(plugins, own, lambda: None, Patience(hold=SOON * 60, no_watch=SOON * 60))
+    made.open()
+
+    def found() -> str:
+        made.look()  # what it does is told at once, what it finds by the next one at the latest
+        made.look()
+        return notice.read_text() if notice.exists() else ""
+
+    assert found() == "kubelet has no socket"
+    kubelet.open()
+    made.look()
+    assert not notice.exists(), "gone before the agent has its answer"
+    refusals[0] = "the device manager takes no plugins now"
+    assert found() == ""
+    kubelet.open()  # anew, as a restarted kubelet does
+    assert found() == refusals[0]
+    refusals[0] = ""
+    assert found() == ""
+
+    made._patience = Patience(no_watch=0.0)
+    assert found() == place.UNWATCHED
+    assert found() == place.UNWATCHED, "although it was registered again"
+    connection = rpc.connect(plugins / "gpushare.sock", threading.Condition())
+    lists = rpc.subscribe(connection, place.WATCH_PATH, b"", SOON)
+    assert await asyncio.to_thread(next, lists) == b"list"
+    assert found() == ""
+    made._patience = Patience()
+    lists.close()  # type: ignore[attr-defined]
+    kubelet.close()
+    assert found() == "kubelet has no socket"
+    connection.close()
+    await asyncio.to_thread(made.stop)
 
 
 async def test_a_look_that_fails_is_not_the_last(short_path: Path, caplog: pytest.LogCaptureFixture) -> None:

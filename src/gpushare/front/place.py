@@ -5,6 +5,7 @@ as with kubelet, in the front's own folder. Every call is passed on unchanged. C
 is away wait for the next agent; kubelet itself sets no time limit.
 
 What kubelet needs while no agent serves is also kept in a file, so that another front can take the place over.
+While kubelet has no plugin, another file tells the agent why: registered with us, it could not know.
 """
 
 import logging
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 PLUGIN_SOCKET: Final = "gpushare.sock"  # name in the agent's registration
 KUBELET_SOCKET: Final = "kubelet.sock"
 KEPT_FILE: Final = "kept"
+NOTICE_FILE: Final = "unregistered"  # why kubelet has no plugin now, for the agent; absent while it has one
+UNWATCHED: Final = "kubelet took the registration, but does not ask for the plugin's list"
 REGISTER_PATH: Final = "/v1beta1.Registration/Register"
 _PLUGIN: Final = "/v1beta1.DevicePlugin/"
 WATCH_PATH: Final = f"{_PLUGIN}ListAndWatch"
@@ -90,7 +93,10 @@ class FrontPlace:
         self._unwatched_since = time.monotonic()
         self._watches = 0
         self._short_watches = self._failures = 0
-        self._why_not = "kubelet has no socket"
+        self._why_not = "no registration has been tried yet"
+        self._is_unwatched = False  # for longer than kubelet needs after a registration
+        self._notice = own / NOTICE_FILE
+        self._noted: str | None = None  # a front before us may have left one
         self._not_before = time.monotonic()
         self._seen: tuple[int, int] | None = None
         self._is_stopping = False
@@ -253,6 +259,7 @@ class FrontPlace:
             has_list, has_agent, watches = self._list is not None, self._agent is not None, self._watches
         if is_given_up:
             self._keep()
+        self._note(self._why_unregistered(kubelet))
         if kubelet != self._seen:
             self._not_before = now
             if kubelet is not None and not has_agent:
@@ -262,10 +269,12 @@ class FrontPlace:
             return LOOK_SECONDS
         if self._registered == kubelet and self._plugin_door.is_there and kubelet is not None:
             if watches:
-                self._unwatched_since = now
+                self._unwatched_since, self._is_unwatched = now, False
+                self._note("")
                 return LOOK_SECONDS
             if now - self._unwatched_since < self._patience.no_watch:
                 return QUICK_SECONDS
+            self._is_unwatched = True
         if kubelet is None or now < self._not_before or self._is_stopping:
             return QUICK_SECONDS
         self._register(kubelet, now)
@@ -275,6 +284,29 @@ class FrontPlace:
         """Return whether kubelet's list is to end; it closes our connection then, so calls are answered first."""
         over = away_seconds - self._patience.hold
         return over > 0.0 and (over > ANSWER_SECONDS or self._plugin_door.calls <= self._watches)
+
+    def _why_unregistered(self, kubelet: tuple[int, int] | None) -> str:
+        """Return why kubelet has no plugin now; empty if it has."""
+        if kubelet is None:
+            return "kubelet has no socket"
+        if self._registered != kubelet or not self._plugin_door.is_there:
+            return self._why_not
+        return UNWATCHED if self._is_unwatched else ""
+
+    def _note(self, why_not: str) -> None:
+        """Leave the agent a notice, as it knows of our registration only what we answered to its own."""
+        if why_not == self._noted:
+            return
+        self._noted = why_not
+        new = self._notice.with_suffix(".new")
+        try:
+            if why_not:
+                new.write_text(why_not)
+                new.replace(self._notice)
+            else:
+                self._notice.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("the agent is not told that %s: %s", why_not or "kubelet has the plugin", error)
 
     def _register(self, kubelet: tuple[int, int], now: float) -> None:
         try:
@@ -295,7 +327,9 @@ class FrontPlace:
                 self._registered = None
             return
         self._failures = 0
+        self._why_not = "kubelet has restarted, or has closed the plugin's list"
         _log.info("registered the device plugin with kubelet")
+        self._note(UNWATCHED if self._is_unwatched else "")  # before the agent has its answer
         with self._changed:
             self._registered, self._unwatched_since = kubelet, time.monotonic()
             self._changed.notify_all()
