@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +16,11 @@ from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
 from tests.devices.contract import check_compute_mode, check_contract
 
 from gpushare.core.gpu import ComputeMode, DevicesError, Health
+from gpushare.devices import listing
 from gpushare.devices.clock import CALM_READINGS, MOVING_SECONDS, ClockRounds, SmClock
 from gpushare.devices.gpm import METRICS, counters_of
-from gpushare.devices.nvml import GRAPHICS_SECONDS, MIG_SECONDS, REOPEN_SECONDS, NvmlDevices
+from gpushare.devices.nvml import GRAPHICS_SECONDS, MIG_SECONDS, SEARCH_SECONDS, NvmlDevices
+from gpushare.devices.search import LISTING, GpuSearch
 from gpushare.devices.xid import QUIET_SECONDS
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "nvml" / "gpm-h200-580.json").read_text())
@@ -44,9 +48,32 @@ def clock() -> Clock:
     return Clock()
 
 
+class Search(GpuSearch):
+    """Answers in the next round with what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+        self.answer: frozenset[str] | None = None
+        self.answering: frozenset[str] = frozenset()
+
+    def start(self) -> None:
+        self.starts += 1
+        self.answer = self.answering
+
+    def found(self) -> frozenset[str] | None:
+        answer, self.answer = self.answer, None
+        return answer
+
+
 @pytest.fixture
-def devices(driver: FakeNvml, clock: Clock) -> NvmlDevices:
-    return NvmlDevices.open(clock)
+def search() -> Search:
+    return Search()
+
+
+@pytest.fixture
+def devices(driver: FakeNvml, clock: Clock, search: Search) -> NvmlDevices:
+    return NvmlDevices.open(clock, search=search)
 
 
 def test_the_contract(devices: NvmlDevices, clock: Clock, driver: FakeNvml) -> None:
@@ -324,21 +351,131 @@ def test_a_lost_gpu_is_unhealthy_and_gives_no_figures(
     assert devices.sample(UUID) is not None
 
 
-def test_after_a_reset_the_driver_is_opened_anew(devices: NvmlDevices, driver: FakeNvml, clock: Clock) -> None:
+def test_after_a_reset_the_driver_is_opened_anew(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock, search: Search
+) -> None:
     driver.events = [(HANDLE, 79)]
     driver.recovery_action = 1
     devices.sample(UUID)
     devices.health(UUID)
     driver.is_lost = True
     devices.health(UUID)
-    clock.sleep(REOPEN_SECONDS - 1)
     devices.list()
-    assert driver.samples
-    clock.sleep(1)
-    driver.is_lost = False
+    for _ in range(10):  # it may take longer than a minute
+        clock.sleep(SEARCH_SECONDS)
+        devices.list()
+        assert devices.health(UUID).reason == "the driver lost the GPU: GPU is lost"
+    assert (search.starts, [gpu.uuid for gpu in devices.list()]) == (10, [UUID])
+    assert driver.samples, "not opened anew while that would bring nothing"
+    driver.is_lost, search.answering = False, frozenset({UUID})
+    clock.sleep(SEARCH_SECONDS)
+    devices.list()
     assert len(devices.list()) == 1
     assert (driver.opened, driver.samples) == (1, set())  # closed, then opened
     assert "XID 79" in devices.health(UUID).reason  # opening anew heals nothing by itself
+    clock.sleep(SEARCH_SECONDS)
+    devices.list()
+    assert search.starts == 11, "nothing is missing any more"
+
+
+def test_a_gpu_that_answers_again_by_itself_is_not_looked_for(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock, search: Search
+) -> None:
+    driver.is_lost = True
+    devices.health(UUID)
+    devices.list()
+    driver.is_lost = False
+    for _ in range(3):
+        clock.sleep(SEARCH_SECONDS)
+        devices.health(UUID)
+        devices.list()
+    assert search.starts == 0
+
+
+def test_a_gpu_that_is_gone_for_good_costs_the_others_nothing(
+    driver: FakeNvml, clock: Clock, search: Search
+) -> None:
+    driver.broken_gpus, search.answering = 1, frozenset({UUID})
+    devices = NvmlDevices.open(clock, search=search)
+    devices.sample(UUID)
+    for _ in range(200):
+        clock.sleep(3.0)
+        assert [gpu.uuid for gpu in devices.list()] == [UUID]
+        assert devices.health(UUID).health is Health.HEALTHY
+        assert devices.sample(UUID) is not None, "no window is lost"
+    assert search.starts == pytest.approx(600 / SEARCH_SECONDS, abs=1)
+
+
+def test_a_gpu_that_was_not_ready_at_the_start_is_found_later_even_if_an_opening_misses_it(
+    driver: FakeNvml, clock: Clock, search: Search
+) -> None:
+    driver.codes["nvmlDeviceGetHandleByIndex_v2"] = int(pynvml.NVML_ERROR_UNKNOWN)
+    devices = NvmlDevices.open(clock, search=search)
+    assert devices.list() == ()
+    search.answering = frozenset({UUID})
+    for is_ready in (False, True):
+        if is_ready:
+            driver.codes.clear()
+        clock.sleep(SEARCH_SECONDS)
+        devices.list()
+        assert bool(devices.list()) == is_ready
+    driver.is_lost = True
+    devices.health(UUID)
+    devices.list()
+    clock.sleep(SEARCH_SECONDS)
+    devices.list()
+    assert devices.list() == (), "lost again when the driver was opened"
+    driver.is_lost = False
+    clock.sleep(SEARCH_SECONDS)
+    devices.list()
+    assert len(devices.list()) == 1
+
+
+def test_what_the_search_prints_is_what_would_be_listed(
+    driver: FakeNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver.broken_gpus = 1
+    listing.main()
+    assert capsys.readouterr().out == f"{UUID}\n"
+    driver.is_lost = True
+    listing.main()
+    assert capsys.readouterr().out == ""
+
+
+def found(search: GpuSearch) -> frozenset[str] | None:
+    assert search._process is not None
+    search._process.wait()
+    return search.found()
+
+
+def test_the_search_runs_beside_us_one_at_a_time() -> None:
+    search = GpuSearch((sys.executable, "-c", "print('GPU-1'); print('GPU-2'); input()"))
+    assert search.found() is None
+    search.start()
+    assert found(search) == {"GPU-1", "GPU-2"}
+    assert search.found() is None
+    hanging = GpuSearch(("sleep", "1000"))
+    hanging.start()
+    process = hanging._process
+    assert hanging.found() is None
+    hanging.start()
+    assert hanging._process is process
+    hanging.close()
+    assert found(hanging) == frozenset()
+    absent = GpuSearch(("/absent",))
+    absent.start()
+    assert absent.found() is None
+
+
+def test_the_search_that_is_shipped_starts() -> None:
+    """Without a driver it finds nothing, with one the GPUs of this machine."""
+    search = GpuSearch()
+    search.start()
+    uuids = found(search)
+    assert uuids is not None
+    assert all(uuid.startswith("GPU-") for uuid in uuids)
+    command = subprocess.run(LISTING, capture_output=True, text=True, check=False)
+    assert command.returncode == 0 or "NVMLError_LibraryNotFound" in command.stderr
 
 
 def test_the_reason_of_a_gpu_in_mig_mode_names_mig(devices: NvmlDevices, driver: FakeNvml) -> None:

@@ -48,6 +48,7 @@ class FakeNvml:
 
     Attributes:
         missing: functions that this driver does not have; codes: what a function returns instead of an answer.
+        broken_gpus: how many further GPUs are counted that cannot be opened.
         clock_mhz: the SM clock now; clocks: of further GPUs by handle, which have nothing else; clock_reads: how
             often clocks were read.
         clients, processes, graphics: (pid, bytes) as the lists of MPS clients, of compute processes and of
@@ -59,6 +60,7 @@ class FakeNvml:
         self.missing: set[str] = set()
         self.codes: dict[str, int] = {}
         self.is_lost = False
+        self.broken_gpus = 0
         self.mig = 0
         self.compute_mode = 0
         self.driver_version = b"580.159.04"
@@ -103,12 +105,15 @@ class FakeNvml:
 
     @c_function(c_void_p)
     def nvmlDeviceGetCount_v2(self, count: int) -> None:
-        put(c_uint, count, 1)
+        put(c_uint, count, 1 + self.broken_gpus)
 
     @c_function(c_uint, c_void_p)
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: int) -> None:
-        assert index == 0
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: int) -> int | None:
+        if index:
+            assert index <= self.broken_gpus
+            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
         put(c_void_p, handle, HANDLE)
+        return None
 
     @c_function(ctypes.c_char_p, c_void_p)
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: int) -> int | None:

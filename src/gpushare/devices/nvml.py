@@ -23,18 +23,17 @@ from gpushare.devices.clock import ClockPolling, SmClock
 from gpushare.devices.dcgm import DcgmReadings, DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow
+from gpushare.devices.listing import read_gpus
+from gpushare.devices.search import GpuSearch
 from gpushare.devices.xid import XidWatch
 
 _log = logging.getLogger(__name__)
 
 _MIB: Final = 2**20
-REOPEN_SECONDS: Final = 60.0
+SEARCH_SECONDS: Final = 60.0
 GRAPHICS_SECONDS: Final = 1.5  # between two lists of the processes that draw: in every second round of a second
 MIG_SECONDS: Final = 10.0  # between two questions: a change needs a reset of the GPU, and an answer takes 0.5 ms
 _SERVER_NAME: Final = "nvidia-cuda-mps-server"
-# CUDA cores of one SM by compute capability (CUDA programming guide, table of arithmetic throughput).
-_CORES_PER_SM: Final = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-_CORES_PER_SM_LATER: Final = 128
 _COMPUTE_MODES: Final = {
     ComputeMode.DEFAULT: pynvml.NVML_COMPUTEMODE_DEFAULT,
     ComputeMode.EXCLUSIVE_PROCESS: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
@@ -48,10 +47,16 @@ class NvmlDevices:
     Args:
         clock: monotonic seconds.
         polls_clock: whether to read SM clocks between samples, in a thread that ends with `close`.
+        search: looks for GPUs that are missing.
     """
 
     def __init__(
-        self, clock: Callable[[], float], dcgm: DcgmScrape | None = None, *, polls_clock: bool = False
+        self,
+        clock: Callable[[], float],
+        dcgm: DcgmScrape | None = None,
+        *,
+        polls_clock: bool = False,
+        search: GpuSearch | None = None,
     ) -> None:
         self._clock = clock
         self._dcgm = dcgm
@@ -65,14 +70,25 @@ class NvmlDevices:
         self._logged: set[str] = set()
         self._splits: dict[str, tuple[float, bool]] = {}  # whether MIG is on, and when the driver said so
         self._graphics: dict[str, tuple[float, Sequence[Any]]] = {}  # who draws, and when they were listed
-        self._lost_at: float | None = None
+        self._lost: set[str] = set()  # GPUs that did not answer last
+        self._known: set[str] = set()  # GPUs that were listed at any time
+        self._left_out = 0  # GPUs that could not be read
+        self._search = search or GpuSearch()
+        self._searched_at: float | None = None  # when a missing GPU was looked for, or first missed
         self._polls_clock = polls_clock
         self._polling: ClockPolling | None = None
         self._enumerate()
         self._xid = XidWatch(self._handles, clock)
 
     @classmethod
-    def open(cls, clock: Callable[[], float], dcgm_url: str = "", *, polls_clock: bool = False) -> "NvmlDevices":
+    def open(
+        cls,
+        clock: Callable[[], float],
+        dcgm_url: str = "",
+        *,
+        polls_clock: bool = False,
+        search: GpuSearch | None = None,
+    ) -> "NvmlDevices":
         """Load the driver's library and read its GPUs.
 
         Raises:
@@ -82,53 +98,48 @@ class NvmlDevices:
             pynvml.nvmlInit()
         try:
             with driver_errors("NVML cannot list GPUs"):
-                return cls(clock, DcgmScrape(dcgm_url, clock) if dcgm_url else None, polls_clock=polls_clock)
+                dcgm = DcgmScrape(dcgm_url, clock) if dcgm_url else None
+                return cls(clock, dcgm, polls_clock=polls_clock, search=search)
         except DevicesError:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
             raise
 
     def _enumerate(self) -> None:
-        infos = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = pynvml.nvmlDeviceGetUUID(handle)
-                capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-                cores = pynvml.nvmlDeviceGetNumGpuCores(handle)
-                info = GpuInfo(
-                    uuid=uuid,
-                    index=index,
-                    model=pynvml.nvmlDeviceGetName(handle),
-                    memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB,
-                    sm_count=int(cores) // _CORES_PER_SM.get(capability, _CORES_PER_SM_LATER),
-                )
-            except pynvml.NVMLError as error:  # the other GPUs are listed nevertheless
-                _log.error("GPU %d cannot be read and is left out: %s", index, explain(error))
-                continue
-            infos.append(info)
-            self._handles[uuid] = handle
-        self._infos = tuple(infos)
+        found, self._left_out = read_gpus()
+        self._infos = tuple(info for info, _ in found)
+        self._handles |= {info.uuid: handle for info, handle in found}
+        self._known |= self._handles.keys()
 
     def list(self) -> tuple[GpuInfo, ...]:
         """Return the GPUs that could be read when the driver was opened.
 
-        While one of them is lost, the driver is opened again every minute: a reset invalidates old handles.
+        While one of the node's is lost or left out, a process of its own looks every minute whether it answers.
+        Once it does, the driver is opened again: a reset invalidates old handles (docs/adr/0212).
 
         Raises:
             DevicesError: the driver cannot be opened any more.
         """
-        if self._lost_at is not None and self._clock() - self._lost_at >= REOPEN_SECONDS:
+        answering = self._search.found()
+        if answering is not None and answering - (self._handles.keys() - self._lost):
             self._reopen()
+        now = self._clock()
+        if not (self._lost or self._left_out or self._known - self._handles.keys()):
+            self._searched_at = None
+        elif self._searched_at is None:
+            self._searched_at = now
+        elif now - self._searched_at >= SEARCH_SECONDS:
+            self._searched_at = now
+            self._search.start()
         return self._infos
 
     def _reopen(self) -> None:
-        self._lost_at = None
         known = self._xid.last
         self.close()
         with driver_errors("NVML cannot be used"):
             pynvml.nvmlInit()
             self._handles.clear()
+            self._lost.clear()
             self._sampled_at.clear()
             self._readings.clear()
             self._splits.clear()
@@ -154,10 +165,10 @@ class NvmlDevices:
         try:
             pynvml.nvmlDeviceGetMemoryInfo(handle)
         except pynvml.NVMLError as error:
-            if self._lost_at is None:
-                self._lost_at = self._clock()
+            self._lost.add(uuid)
             self._splits.pop(uuid, None)
             return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {explain(error)}")
+        self._lost.discard(uuid)
         if self._is_split(uuid, handle):
             return GpuHealth(Health.UNHEALTHY, "MIG mode is on; gpushare shares whole GPUs only")
         return self._xid.health(uuid, handle)
@@ -298,6 +309,7 @@ class NvmlDevices:
 
     def close(self) -> None:
         """Free GPM's samples and the driver; a lost GPU may refuse."""
+        self._search.close()
         if self._polling is not None:
             self._polling.close()
             self._polling = None
