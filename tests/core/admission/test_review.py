@@ -166,7 +166,7 @@ def test_a_share_set_by_hand(kind: str) -> None:
 
 @pytest.mark.parametrize("other", ["containers", "initContainers"])
 def test_a_share_on_another_container(other: str) -> None:
-    document = pod({names.FRACTION: "0.25"})
+    document = pod({names.FRACTION: "0.25", names.CONTAINER: "main"})
     document["spec"].setdefault(other, []).append(
         {"name": "side", "resources": {"limits": {names.SHARE_RESOURCE: "25"}}}
     )

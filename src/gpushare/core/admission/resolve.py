@@ -59,7 +59,6 @@ class Needs:
         share_percent: percent of each of its `gpu_count` GPUs.
         memory_mib: GPU memory on each GPU; None means share x the GPU's usable memory.
         workload: key that links pods of one kind; None means the pod's owner.
-        container: name of the container that gets the GPU; None means the first.
         is_auto: whether the fraction is `auto`, so that its promise is relative to a whole GPU.
         processes: number of CUDA processes that the pod declares.
     """
@@ -71,7 +70,6 @@ class Needs:
     max_slowdown_ratio: float
     fault_domain: FaultDomain
     workload: str | None
-    container: str | None
     is_auto: bool = False
     processes: int = 1
 
@@ -144,7 +142,6 @@ def resolve(
         max_slowdown_ratio=_first(spec.max_slowdown, default=defaults.max_slowdown_of(job_class)),
         fault_domain=fault_domain,
         workload=asked.workload,
-        container=asked.container,
         is_auto=asked.is_auto,
         processes=asked.processes,
     )

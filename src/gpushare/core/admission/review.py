@@ -9,6 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from gpushare.core.admission.gpu_container import (
+    RULE,
+    amounts_of,
+    annotations_of,
+    container_index,
+    containers_of,
+    is_none,
+    names_its_share,
+)
 from gpushare.core.admission.ownership import controller_of
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, resolve
 from gpushare.core.api import (
@@ -123,11 +132,6 @@ def is_ours(pod: Object | None) -> bool:
     return names.FRACTION in annotations_of(pod or {})
 
 
-def annotations_of(obj: Object) -> Mapping[str, str]:
-    """Return an object's annotations."""
-    return (obj.get("metadata") or {}).get("annotations") or {}
-
-
 def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_KNOWN) -> list[Json] | Rejection:
     """Return the JSON patch for a new pod; empty for one that is not ours or needs no change."""
     if not is_ours(pod):
@@ -139,7 +143,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
     if isinstance(needs, Rejection):
         return needs
     spec: Object = pod["spec"]
-    index = _container_index(spec, needs.container)
+    index = container_index(pod)
     shares = str(needs.limit_percent)
     patch = [
         *_set_share(spec["containers"][index], f"/spec/containers/{index}", shares),
@@ -189,7 +193,7 @@ def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowle
     needs = _needs(template, policy, knowledge)
     if isinstance(needs, Rejection):
         return needs
-    index = _container_index(template["spec"], needs.container)
+    index = container_index(template)
     container = template["spec"]["containers"][index]
     return [
         *_set_share(container, f"/spec/containers/{index}", str(needs.limit_percent)),
@@ -202,14 +206,12 @@ def _restored(template: Object, former: Object, share: GpuShare | None) -> list[
 
     Values that the new template sets itself are left to the API server to check.
     """
-    index = _container_index(template.get("spec") or {}, annotations_of(template).get(names.CONTAINER))
-    containers = (template.get("spec") or {}).get("containers") or ()
-    formers = (former.get("spec") or {}).get("containers") or ()
-    if index >= len(containers):
-        return []
-    own: Object = next((each for each in formers if each.get("name") == containers[index].get("name")), {})
-    amount = ((own.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
-    patch = _set_share(containers[index], f"/spec/containers/{index}", str(amount)) if amount is not None else []
+    patch: list[Json] = []
+    own = next(iter(containers_of(former)[container_index(former) :]), None)
+    amount = amounts_of(own or {}, "limits").get(names.SHARE_RESOURCE)
+    for index, container in enumerate(containers_of(template)):
+        if own is not None and amount is not None and container.get("name") == own.get("name"):
+            patch += _set_share(container, f"/spec/containers/{index}", str(amount))
     memory = annotations_of(former).get(names.MEMORY)
     if memory is not None and names.MEMORY not in annotations_of(template) and share and share.spec.memory:
         patch += _set(annotations_of(template), "/metadata/annotations", names.MEMORY, memory)
@@ -235,11 +237,9 @@ def check_pod(
     knowledge = _as_given(pod, pod, _JOB, knowledge)
     if (refusal := _check_request(pod, policy, knowledge, takes_more=True)) is not None:
         return refusal
-    chosen = annotations_of(pod).get(names.CONTAINER)
-    container = pod["spec"]["containers"][_container_index(pod["spec"], chosen)]
+    container = pod["spec"]["containers"][container_index(pod)]
     for kind in ("limits", "requests"):
-        amounts = (container.get("resources") or {}).get(kind) or {}
-        if _is_none(amounts.get(names.SHARE_RESOURCE, "0")):
+        if is_none(amounts_of(container, kind).get(names.SHARE_RESOURCE, "0")):
             return _conflict(
                 f"{_named(container)}: resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare's "
                 "mutating webhook adds it, so another webhook removed it or that webhook is not installed"
@@ -346,21 +346,13 @@ def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowled
         made: the pod, or the Job that the template belongs to.
         by: API group and kind of the controller that creates such objects.
     """
-    owner = controller_of(made) if _names_its_share(pod) else None
+    owner = controller_of(made) if names_its_share(pod) else None
     if owner is None or (owner.api_version.rpartition("/")[0], owner.kind) != by:
         return knowledge
     share = knowledge.share
     if share is not None and share.status.ends_neighbours:
         share = replace(share, status=replace(share.status, neighbours_ended=()))
     return replace(knowledge, share=share, is_fixed=True)
-
-
-def _names_its_share(pod: Object) -> bool:
-    spec = pod.get("spec") or {}
-    containers = spec.get("containers") or ()
-    index = _container_index(spec, annotations_of(pod).get(names.CONTAINER))
-    resources: Object = (containers[index].get("resources") or {}) if index < len(containers) else {}
-    return any(names.SHARE_RESOURCE in (resources.get(kind) or {}) for kind in ("limits", "requests"))
 
 
 def _check_request(
@@ -391,7 +383,7 @@ def _check_request(
         _check_memory(pod, request, knowledge)
         or _check_processes(needs, policy, knowledge)
         or _check_container(spec, request)
-        or _check_shares(spec, request, expected)
+        or _check_shares(pod, request, expected)
         or _check_environment(spec, policy)
         or _check_scheduling(spec)
     )
@@ -462,19 +454,18 @@ class _ExpectedShare:
         return f"{max(1, self.least_of_auto)} to 100, or 100 for each whole GPU"
 
 
-def _check_shares(spec: Object, request: ShareRequest, expected: _ExpectedShare) -> Rejection | None:
+def _check_shares(pod: Object, request: ShareRequest, expected: _ExpectedShare) -> Rejection | None:
     """Refuse `gpushare.io/share` set by hand on another container or to another amount."""
-    chosen = _container_index(spec, request.container)
-    for index, container in enumerate(_all_containers(spec)):
+    chosen = container_index(pod)
+    for index, container in enumerate(_all_containers(pod.get("spec") or {})):
         for kind in ("limits", "requests"):
-            amount = ((container.get("resources") or {}).get(kind) or {}).get(names.SHARE_RESOURCE)
-            if amount is None or _is_none(amount):
+            amount = amounts_of(container, kind).get(names.SHARE_RESOURCE)
+            if amount is None or is_none(amount):
                 continue
             where = f"{_named(container)}: resources.{kind} {names.SHARE_RESOURCE}: {shown(amount)}"
             if index != chosen:
                 return _conflict(
-                    f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on "
-                    f"the first container or the one that annotation {names.CONTAINER} names"
+                    f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on {RULE}"
                 )
             if not expected.accepts(str(amount)):
                 is_raised = request.share_percent is not None and expected.percent > request.share_percent
@@ -520,12 +511,6 @@ def _check_scheduling(spec: Object) -> Rejection | None:
     return None
 
 
-def _container_index(spec: Object, name: str | None) -> int:
-    """Return the index of the container that gets the GPU; the first if none is named."""
-    containers = spec.get("containers") or ()
-    return next((i for i, container in enumerate(containers) if name and container.get("name") == name), 0)
-
-
 def _all_containers(spec: Object) -> list[Object]:
     """Return the containers in their order, then the init containers."""
     return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
@@ -542,14 +527,9 @@ def _set_share(container: Object, path: str, shares: str) -> list[Json]:
         amounts = resources.get(kind)
         if not amounts:
             patch.append({"op": "add", "path": f"{path}/resources/{kind}", "value": share})
-        elif _is_none(amounts.get(names.SHARE_RESOURCE, "0")):
+        elif is_none(amounts.get(names.SHARE_RESOURCE, "0")):
             patch += _set(amounts, f"{path}/resources/{kind}", names.SHARE_RESOURCE, shares)
     return patch
-
-
-def _is_none(amount: object) -> bool:
-    """Return whether an amount requests nothing, as a LimitRange's default of 0 does."""
-    return str(amount) == "0"
 
 
 def _set_caps(container: Object, path: str) -> list[Json]:

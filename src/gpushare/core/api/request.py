@@ -62,7 +62,7 @@ class ShareRequest:
         memory_mib: GPU memory per GPU; None means share x the GPU's memory.
         job_class: throughput or latency; None if the pod does not say (then the GpuShare or the default decides).
         workload: key that links pods of one kind; None means the pod's owner.
-        container: name of the container that gets the GPU; None means the first.
+        container: name of the container that gets the GPU; None if the pod does not say.
         processes: CUDA processes that share the pod's cap evenly.
         slo: the pod's own latency target; only class latency may have one.
     """
