@@ -424,3 +424,19 @@ def test_brackets_in_names_are_letters_like_others(files: Path, monkeypatch: Any
     assert (code, err) == (1, "")
     assert "[/x]" in out
     assert "[red]y:on:" in out
+
+
+def planned(reserve: int = 0, **annotations: str) -> Any:
+    """What a pod that admission has not seen requests in a cluster of one GPU, or the refusal."""
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    settings = {"GPUSHARE_GPU_MEMORY_RESERVE": str(reserve)}
+    cluster = cluster_of(Objects(settings, [node], [gpunode("n", gpu(0))], [], [], models={}))
+    asked = pod("new", None)
+    asked["metadata"]["annotations"] = {f"gpushare.io/{name}": text for name, text in annotations.items()}
+    return cluster.request_of(asked)
+
+
+def test_a_pod_that_admission_has_not_seen_is_charged_and_refused_as_admission_would() -> None:
+    assert planned(fraction="auto", processes="16").share_milli == 960
+    assert planned(fraction="0.12", processes="2").share_milli == 120
+    assert "too many for 10% of a GPU" in str(planned(fraction="0.1", processes="2"))

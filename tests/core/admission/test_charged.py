@@ -11,11 +11,14 @@ from gpushare.core.admission.review import (
     check_pod,
     check_workload,
     gpu_memories_mib,
+    mutate,
     mutate_templates,
 )
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus
 from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import JobClass
+from gpushare.mps.grants import grant_percentage
 
 
 def test_sizes_of_the_gpus() -> None:
@@ -141,6 +144,101 @@ def test_less_than_a_pod_was_charged_before_clients_were_is_refused() -> None:
     for amount in ("4", "6", "16"):
         named = [{"name": "main", "resources": {"limits": {names.SHARE_RESOURCE: amount}}}]
         assert "makes it 17" in refused(pod(asked, containers=named))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "job_class", "most"),
+    [
+        ("0.01", None, 1),
+        ("0.2", None, 3),
+        ("0.3", None, 5),
+        ("0.99", None, 16),
+        ("1", None, 48),
+        ("auto", None, 48),
+        ("0.2", "latency", 48),
+    ],
+)
+def test_a_share_is_divided_among_no_more_processes_than_mps_can_cap(
+    fraction: str, job_class: str | None, most: int
+) -> None:
+    policy = AdmissionPolicy(max_clients_per_pod=48)
+    asked = {names.FRACTION: fraction} | ({names.CLASS: job_class} if job_class else {})
+    document = pod(asked | {names.PROCESSES: str(most)})
+    assert check_pod(apply(document, patched(document, policy)), policy=policy) is None
+    refusal = mutate(pod(asked | {names.PROCESSES: str(most + 1)}), policy)
+    assert isinstance(refusal, Rejection)
+    if most < 48:
+        assert f"is too many for {max(6, round(float(fraction) * 100))}% of a GPU" in refusal.detail
+        assert f"at most {most}, or a larger gpushare.io/fraction" in refusal.detail
+
+
+@pytest.mark.parametrize("charges", [True, False])
+@pytest.mark.parametrize(
+    ("recommended", "processes", "percent"),
+    [("0.1", 1, 10), ("0.1", 4, 24), ("0.5", 4, 50), ("0.1", 16, 96), ("0.1", 17, 100), ("1", 4, 100)],
+)
+def test_auto_is_enough_for_each_of_its_processes(
+    recommended: str, processes: int, percent: int, charges: bool
+) -> None:
+    """Before: 16 processes of auto had 50%, and eight of them waited at the gate for ever."""
+    policy = AdmissionPolicy(Defaults(charge_threads=charges), max_clients_per_pod=48)
+    status = {"recommendedFraction": recommended}
+    known = knows(GpuShare.from_object({"metadata": {"name": "s", "namespace": "n"}, "status": status}))
+    document = pod({names.FRACTION: "auto", names.PROCESSES: str(processes)})
+    charged = apply(document, patched(document, policy, known))
+    assert limits(charged) == {names.SHARE_RESOURCE: str(percent)}
+    assert patched(charged, policy, known) == []
+    assert check_pod(charged, known, policy) is None
+    cap: list[int | None] = []
+    while percent < 100 and len(cap) < processes:
+        cap.append(grant_percentage(percent, processes, cap))
+        assert cap[-1] is not None, "each process connects"
+
+
+def test_a_share_of_auto_by_hand_that_its_processes_cannot_divide_is_refused() -> None:
+    asked = {names.FRACTION: "auto", names.PROCESSES: "4"}
+    named = pod(asked, containers=[{"name": "main", "resources": {"limits": {names.SHARE_RESOURCE: "10"}}}])
+    assert "makes it 24 to 100" in refused(named)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
+    named["metadata"]["ownerReferences"] = [owner]
+    assert limits(apply(named, patched(named))) == {names.SHARE_RESOURCE: "10"}, "a template from before goes on"
+
+
+@pytest.mark.parametrize("source", ["GpuShare", "the chart's default"])
+def test_processes_are_judged_by_the_class_of_the_gpushare_or_the_default(source: str) -> None:
+    """Before: a pod without the annotation counted as throughput, and was refused."""
+    meta = {"name": "s", "namespace": "n"}
+    latency = GpuShare.from_object({"metadata": meta, "spec": {"class": "latency"}})
+    is_gpushares = source == "GpuShare"
+    policy = POLICY if is_gpushares else AdmissionPolicy(Defaults(job_class=JobClass.LATENCY))
+    known = knows(latency) if is_gpushares else NOTHING_KNOWN
+    document = pod({names.FRACTION: "0.25", names.PROCESSES: "8"})
+    charged = apply(document, patched(document, policy, known))
+    assert limits(charged) == {names.SHARE_RESOURCE: "25"}
+    assert check_pod(charged, known, policy) is None
+    assert check_workload({"kind": "Deployment", "spec": {"template": document}}, None, known, policy) is None
+    assert "too many for 25%" in refused(document), "of class throughput"
+
+
+def test_processes_are_judged_by_the_share_that_is_charged() -> None:
+    """Isolation gives them a whole GPU, and memory a larger cap, also where a replica does not know either."""
+    meta = {"name": "s", "namespace": "n"}
+    alone = GpuShare.from_object({"metadata": meta, "spec": {"faultDomain": "isolated"}})
+    for asked, known, percent in (
+        ({names.FRACTION: "0.1", names.PROCESSES: "8"}, knows(alone), "100"),
+        ({names.FRACTION: "0.1", names.PROCESSES: "4", names.MEMORY: "36Gi"}, H200, "26"),
+    ):
+        document = pod(asked)
+        charged = apply(document, patched(document, POLICY, known))
+        assert limits(charged) == {names.SHARE_RESOURCE: percent}
+        assert check_pod(charged, known) is None
+        assert check_pod(charged) is None
+        assert "too many for 10%" in refused(document)
+
+
+def limits(document: Json) -> Json:
+    found: Json = document["spec"]["containers"][0]["resources"]["limits"]
+    return found
 
 
 def knows(share: GpuShare) -> Knowledge:

@@ -237,30 +237,6 @@ def test_a_number_of_processes_that_is_none_is_refused(text: str) -> None:
     assert refusal.detail.endswith(" is not a number of processes; allowed are 1 to 48")
 
 
-@pytest.mark.parametrize(
-    ("fraction", "job_class", "most"),
-    [
-        ("0.01", None, 1),
-        ("0.2", None, 3),
-        ("0.3", None, 5),
-        ("0.99", None, 16),
-        ("1", None, 48),
-        ("auto", None, 48),
-        ("0.2", "latency", 48),
-    ],
-)
-def test_a_share_is_divided_among_no_more_processes_than_mps_can_cap(
-    fraction: str, job_class: str | None, most: int
-) -> None:
-    annotations = {names.FRACTION: fraction} | ({names.CLASS: job_class} if job_class else {})
-    assert isinstance(parse_request(annotations | {names.PROCESSES: str(most)}), ShareRequest)
-    refusal = parse_request(annotations | {names.PROCESSES: str(most + 1)})
-    assert isinstance(refusal, Rejection)
-    if most < 48:
-        assert f"is too many for {float(fraction) * 100:.0f}% of a GPU" in refusal.detail
-        assert f"at most {most}, or a larger gpushare.io/fraction" in refusal.detail
-
-
 @given(st.dictionaries(st.sampled_from(names.USER_ANNOTATIONS), st.one_of(st.text(), NUMBERISH)))
 def test_a_request_never_raises(annotations: dict[str, str]) -> None:
     parsed = parse_request(annotations)

@@ -12,7 +12,7 @@ from gpushare.core.admission.ownership import (
     references,
     share_name,
 )
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults, Needs, resolve
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults, Needs, refuse_undivided, resolve
 from gpushare.core.admission.review import (
     DEFAULT_MAX_SELECTORS,
     AdmissionPolicy,
@@ -59,6 +59,7 @@ __all__ = [
     "pod_template",
     "rank",
     "references",
+    "refuse_undivided",
     "resolve",
     "share_name",
     "terms_of_labels",

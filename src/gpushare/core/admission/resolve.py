@@ -17,6 +17,8 @@ from gpushare.core.api import (
     parse_memory_mib,
     parse_request,
     percent_of_clients,
+    percent_of_parts,
+    refuse_parts,
     shown,
 )
 
@@ -153,18 +155,32 @@ def resolve(
 def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection[int]) -> int:
     """Return the smallest share that a pod is charged, whatever its fraction, in percent.
 
-    It covers isolation (a whole GPU), the pod's memory, its part of the GPU's MPS clients (ADR 0184), and the SMs
-    that MPS gives a process under the smallest cap (ADR 0172). Class latency has no cap, so the last does not
-    apply to it.
+    It covers isolation (a whole GPU), the pod's memory, and one of two minima. Class throughput gets the SMs that
+    MPS gives a process under the smallest cap (ADR 0172): for `auto` those of each process, where a fraction that
+    is too small is refused (`refuse_undivided`). Class latency has no cap; it gets its part of the GPU's MPS
+    clients (ADR 0184), of which the SMs above leave throughput enough.
     """
     if needs.fault_domain is FaultDomain.ISOLATED:
         return names.SHARES_PER_GPU
-    is_capped = needs.job_class is JobClass.THROUGHPUT
-    threads = names.LEAST_PROCESS_PERCENT if defaults.charge_threads and is_capped else 0
-    least = max(threads, percent_of_clients(needs.processes))
+    if needs.job_class is JobClass.LATENCY:
+        least = percent_of_clients(needs.processes)
+    else:
+        parts = needs.processes if needs.is_auto else 1
+        least = percent_of_parts(parts) if parts > 1 or defaults.charge_threads else 0
     if not defaults.charge_memory or needs.memory_mib is None:
         return least
     return max(least, memory_percent(needs.memory_mib, gpu_memories_mib))
+
+
+def refuse_undivided(needs: Needs) -> Rejection | None:
+    """Return the refusal of a pod whose cap cannot be divided among its processes (ADR 0115); None if it can.
+
+    Class latency and whole GPUs have no cap.
+    """
+    is_capped = needs.job_class is JobClass.THROUGHPUT
+    if not is_capped or needs.processes <= 1 or needs.share_percent >= percent_of_parts(needs.processes):
+        return None
+    return refuse_parts(needs.processes, needs.share_percent)
 
 
 def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:

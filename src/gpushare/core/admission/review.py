@@ -19,7 +19,7 @@ from gpushare.core.admission.gpu_container import (
     names_its_share,
 )
 from gpushare.core.admission.ownership import controller_of
-from gpushare.core.admission.resolve import Defaults, Needs, least_percent, resolve
+from gpushare.core.admission.resolve import Defaults, Needs, least_percent, refuse_undivided, resolve
 from gpushare.core.api import (
     MAX_GPUS_PER_POD,
     GpuNodeStatus,
@@ -34,6 +34,7 @@ from gpushare.core.api import (
     refuse_memory,
     refuse_processes,
     refuse_slo,
+    share_limit_of,
     shown,
 )
 
@@ -373,15 +374,17 @@ def _check_request(
     if request.slo is not None and needs.job_class is not JobClass.LATENCY:
         return refuse_slo(annotations_of(pod))
     spec = pod.get("spec") or {}
-    # A template may name the share that the previous release charged, which did not count processes.
-    former = _needs(pod, policy, knowledge, processes=False)
+    # A template may name the share that the previous release charged, which did not count processes. Where they
+    # divide a cap, only an immutable one may: the others' pods would have processes that never run.
+    counts = needs.job_class is JobClass.THROUGHPUT and not knowledge.is_fixed
+    former = _needs(pod, policy, knowledge, processes=counts)
     if isinstance(former, Rejection):
         return former
     least = least_percent(former, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
     expected = _ExpectedShare(needs.limit_percent, least, takes_more, former.limit_percent)
     return (
         _check_memory(pod, request, knowledge)
-        or _check_processes(needs, policy, knowledge)
+        or _check_processes(needs, share_limit_of(spec) if takes_more else 0, policy, knowledge)
         or _check_container(spec, request)
         or _check_shares(pod, request, expected)
         or _check_environment(spec, policy)
@@ -400,12 +403,20 @@ def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> R
     )
 
 
-def _check_processes(needs: Needs, policy: AdmissionPolicy, knowledge: Knowledge) -> Rejection | None:
-    """Refuse more processes than the gate lets connect; a pod on several GPUs has no gate."""
+def _check_processes(
+    needs: Needs, given_percent: int, policy: AdmissionPolicy, knowledge: Knowledge
+) -> Rejection | None:
+    """Refuse more processes than the gate lets connect; a pod on several GPUs has no gate.
+
+    Args:
+        given_percent: the share that the pod has already, which may be larger than what its request gives here.
+    """
     most = policy.max_clients_per_pod
-    if knowledge.is_fixed or needs.gpu_count > 1 or needs.processes <= most:
+    if knowledge.is_fixed or needs.gpu_count > 1:
         return None
-    return refuse_processes(needs.processes, most)
+    if needs.processes > most:
+        return refuse_processes(needs.processes, most)
+    return refuse_undivided(replace(needs, share_percent=max(needs.share_percent, given_percent)))
 
 
 def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:

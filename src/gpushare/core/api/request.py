@@ -157,19 +157,19 @@ def percent_of_clients(processes: int) -> int:
     return 0 if processes <= 1 else -(-names.SHARES_PER_GPU * processes // names.MAX_CLIENTS_PER_GPU)
 
 
-def _check_processes(processes: int, share_percent: int | None, job_class: JobClass | None) -> Rejection | None:
-    """Refuse more processes than the share can be divided among; latency pods and whole GPUs are not capped."""
-    if share_percent is None or share_percent >= names.SHARES_PER_GPU or job_class is JobClass.LATENCY:
-        return None
-    most = max(1, share_percent // names.LEAST_PROCESS_PERCENT)
-    if processes <= most:
-        return None
+def percent_of_parts(processes: int) -> int:
+    """Return the smallest share whose cap can be divided among this many processes (ADR 0115)."""
+    return min(names.LEAST_PROCESS_PERCENT * processes, names.SHARES_PER_GPU)
+
+
+def refuse_parts(processes: int, share_percent: int) -> Rejection:
+    """Return the refusal of more processes than the cap of this share can be divided among."""
     return _invalid(
         names.PROCESSES,
         str(processes),
         f"is too many for {share_percent}% of a GPU, as each process needs {names.LEAST_PROCESS_PERCENT}%, "
         "the least that MPS gives",
-        f"at most {most}, or a larger {names.FRACTION}",
+        f"at most {max(1, share_percent // names.LEAST_PROCESS_PERCENT)}, or a larger {names.FRACTION}",
     )
 
 
@@ -222,8 +222,6 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
         if isinstance(parsed_processes, Rejection):
             return parsed_processes
         processes = parsed_processes
-    if (refusal := _check_processes(processes, share_percent, job_class)) is not None:
-        return refusal
 
     slo = parse_slo(annotations)
     if isinstance(slo, Rejection):

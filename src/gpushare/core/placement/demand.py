@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from gpushare.core.admission import Defaults, resolve
+from gpushare.core.admission import Defaults, refuse_undivided, resolve
 from gpushare.core.api import GpuShare, PodView, Rejection
 from gpushare.core.placement.closed_gpus import unprofiled_of
 from gpushare.core.placement.known import KnownWorkload
@@ -30,6 +30,8 @@ def request_of(
     needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
     if isinstance(needs, Rejection):
         return needs
+    if limit is None and (refusal := refuse_undivided(needs)) is not None:
+        return refusal
     return PlacementRequest(
         pod_uid=pod.uid,
         share_milli=needs.share_percent * MILLI_PER_PERCENT,
