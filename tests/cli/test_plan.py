@@ -440,3 +440,5 @@ def test_a_pod_that_admission_has_not_seen_is_charged_and_refused_as_admission_w
     assert planned(fraction="auto", processes="16").share_milli == 960
     assert planned(fraction="0.12", processes="2").share_milli == 120
     assert "too many for 10% of a GPU" in str(planned(fraction="0.1", processes="2"))
+    assert planned(fraction="0.01", memory="50256Mi").share_milli == 500
+    assert planned(512, fraction="0.01", memory="50001Mi").share_milli == 510, "of the 100000 MiB for tenants"

@@ -17,7 +17,7 @@ REFUSED = "The pod is refused at `kubectl apply`"  # of docs/guide/troubleshooti
         ("fraction", "-1", "whole percents"),
         ("fraction", "abc", "whole percents"),
         ("memory", "lots", '"8Gi"'),
-        ("memory", "500Gi", "what the largest one has"),
+        ("memory", "500Gi", "what they get of the largest one"),
         ("class", "fast", '"throughput" and "latency"'),
     ],
 )

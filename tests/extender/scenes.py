@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpushare.cli.live import Objects
-from gpushare.core.admission import Defaults, Needs, resolve
+from gpushare.core.admission import Defaults, Needs, resolve, tenant_memories_mib
 from gpushare.core.api import FaultDomain, GpuShare, JobClass, names
 from gpushare.core.placement import ProbationSettings, Settings
 from gpushare.data import default_model
@@ -247,7 +247,7 @@ def charged_percent(number: int, scene: Scene) -> int:
         annotations_of(scene.wanted[number]),
         GpuShare.from_object(share_of(number, scene)),
         scene.release.defaults,
-        gpu_memories_mib={MEMORY_MIB},
+        gpu_memories_mib=tenant_memories_mib([MEMORY_MIB], scene.release.gpu_memory_reserve_mib),
     )
     assert isinstance(needs, Needs)
     return needs.limit_percent

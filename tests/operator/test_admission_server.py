@@ -246,6 +246,9 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     assert parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "7"}).policy.max_selectors == 7
     raised = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_CLIENTS_PER_POD": "20"})
     assert raised.policy.max_clients_per_pod == 20
+    assert settings.gpu_memory_reserve_mib == 512
+    less = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_GPU_MEMORY_RESERVE": "100"})
+    assert less.gpu_memory_reserve_mib == 100, "as the extender reads it"
     with pytest.raises(SystemExit):
         parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "-1"})
     assert 'GPUSHARE_MAX_SELECTORS: "-1" is not a whole number from 0' in capsys.readouterr().err
@@ -257,7 +260,7 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
 
 
 def test_what_is_watched_sharpens_the_answer() -> None:
-    watched = Watched()
+    watched = Watched(gpu_memory_reserve_mib=512)
     unknown = watched.know(pod(fraction="auto"), "shop")
     assert (unknown.gpu_memories_mib, unknown.share) == (frozenset(), None)
     watched.on_node(Change.ADDED, "n1", frozenset({81559}))
@@ -271,12 +274,12 @@ def test_what_is_watched_sharpens_the_answer() -> None:
         {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "new", "controller": True}
     ]
     known = watched.know(first_of_a_rollout, "shop")
-    assert (known.gpu_memories_mib, known.share) == ({81559, 143771}, share)
+    assert (known.gpu_memories_mib, known.share) == ({81047, 143259}, share), "what tenants get of them"
     assert watched.know(first_of_a_rollout, "elsewhere").share is None
     watched.on_node(Change.DELETED, "n2", frozenset({143771, 81559}))
     watched.on_share(Change.DELETED, "shop/deployment-web", share)
     forgotten = watched.know(first_of_a_rollout, "shop")
-    assert (forgotten.gpu_memories_mib, forgotten.share) == ({81559}, None)
+    assert (forgotten.gpu_memories_mib, forgotten.share) == ({81047}, None)
     assert names.FRACTION in first_of_a_rollout["metadata"]["annotations"]
 
 

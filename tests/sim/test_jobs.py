@@ -173,7 +173,7 @@ def test_ours_reads_fraction_and_class():
 
 
 def test_ours_charges_a_job_for_its_memory_as_admission_does():
-    """6,000 MiB are 47% of the GPU's 13,000 MiB, whatever smaller fraction the job asks for."""
+    """6,000 MiB are 49% of the GPU's 12,488 MiB for tenants, whatever smaller fraction the job asks for."""
     world = truth()
 
     def share_milli(fraction: str, *, charge_memory: bool) -> int:
@@ -181,7 +181,7 @@ def test_ours_charges_a_job_for_its_memory_as_admission_does():
         policy.settings = Settings(defaults=Defaults(charge_memory=charge_memory))
         return policy.request_of(replace(job("a", "heavy"), fraction=fraction), world).share_milli
 
-    assert share_milli("0.1", charge_memory=True) == 470
+    assert share_milli("0.1", charge_memory=True) == 490
     assert share_milli("0.1", charge_memory=False) == 100
     assert share_milli("0.5", charge_memory=True) == 500
 

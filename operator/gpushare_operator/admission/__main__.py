@@ -33,9 +33,9 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     add("cert-dir", None, "directory with tls.crt and tls.key", type=Path, required=True)
     parsed, variables = parser.parse_args(arguments), Variables(environment)
     try:
-        defaults = settings.parse_settings(environment).defaults
+        shared = settings.parse_settings(environment)
         policy = AdmissionPolicy(
-            defaults,
+            shared.defaults,
             variables.text("runtime-class") or None,
             variables.flag("env-caps-fallback"),
             frozenset(variables.words("allowed-env")),
@@ -44,7 +44,13 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         )
     except (settings.SettingsError, VariableError) as error:
         parser.error(str(error))
-    return AdmissionServerSettings(parsed.cert_dir, parsed.host, parsed.port, policy)
+    return AdmissionServerSettings(
+        parsed.cert_dir,
+        parsed.host,
+        parsed.port,
+        policy,
+        gpu_memory_reserve_mib=shared.gpu_memory_reserve_mib,
+    )
 
 
 async def _run(server: AdmissionServerSettings) -> None:

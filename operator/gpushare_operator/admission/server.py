@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from gpushare.core.admission import AdmissionPolicy
 from gpushare.core.api import Reason, shown
+from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
@@ -82,6 +83,7 @@ class AdmissionServerSettings:
     port: int = 8443
     policy: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     limits: ServerLimits = field(default_factory=ServerLimits)
+    gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 
 class ReviewResult(StrEnum):
@@ -279,7 +281,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
         ssl.SSLError, OSError: no usable certificate, or the port is taken.
     """
     certificate = Certificate(settings.certificates)
-    watched, metrics = Watched(), AdmissionMetrics()
+    watched, metrics = Watched(settings.gpu_memory_reserve_mib), AdmissionMetrics()
     metrics.reloads.set_function(lambda: certificate.reloads)
     metrics.registry.register(CertificateCollector({"admission": certificate}))
     limits = settings.limits

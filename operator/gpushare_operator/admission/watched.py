@@ -18,7 +18,9 @@ _CONNECT_AGAIN_SECONDS: Final = 10.0
 class Watched:
     """GpuNodes and GpuShares as last seen; empty until the watches run."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu_memory_reserve_mib: int = 0) -> None:
+        """Know nothing yet; tenants never get `gpu_memory_reserve_mib` of a GPU."""
+        self._reserve_mib = gpu_memory_reserve_mib
         self._memories_mib: dict[str, frozenset[int]] = {}
         self._shares = ShareIndex()
 
@@ -38,12 +40,12 @@ class Watched:
         made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet, whose uid no GpuShare lists yet
         return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
 
-    def on_node(self, change: Change, name: str, memories_mib: frozenset[int]) -> None:
+    def on_node(self, change: Change, name: str, sizes_mib: frozenset[int]) -> None:
         """Record the memory sizes of a GpuNode's GPUs."""
         if change is Change.DELETED:
             self._memories_mib.pop(name, None)
         else:
-            self._memories_mib[name] = memories_mib
+            self._memories_mib[name] = admission.tenant_memories_mib(sizes_mib, self._reserve_mib)
 
     def on_share(self, change: Change, _key: str, share: GpuShare) -> None:
         """Record a GpuShare."""
@@ -66,13 +68,13 @@ class Watched:
     async def _watches(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-admission"))
-            await stack.enter_async_context(Reflector(api, GPUNODES, _memories, on_change=self.on_node))
+            await stack.enter_async_context(Reflector(api, GPUNODES, _sizes_mib, on_change=self.on_node))
             await stack.enter_async_context(
                 Reflector(api, GPUSHARES, GpuShare.from_object, on_change=self.on_share)
             )
             yield
 
 
-def _memories(obj: Mapping[str, Any]) -> frozenset[int]:
+def _sizes_mib(obj: Mapping[str, Any]) -> frozenset[int]:
     status: GpuNodeStatus = GpuNode.from_object(obj).status
-    return admission.gpu_memories_mib([status])
+    return frozenset(gpu.memory_mib for gpu in status.gpus)

@@ -12,7 +12,7 @@ from gpushare.cli.access import EXPLAINER, list_ours
 from gpushare.cli.errors import UsageError
 from gpushare.cli.release import read_release
 from gpushare.cli.scheduler_filters import SchedulerNode
-from gpushare.core.admission import Defaults, ShareIndex
+from gpushare.core.admission import Defaults, ShareIndex, tenant_memories_mib
 from gpushare.core.api import (
     Decision,
     GpuNode,
@@ -144,7 +144,8 @@ class LiveCluster:
         spec = pod.get("spec") or {}
         spec = {**spec, "tolerations": [*(spec.get("tolerations") or ()), *_ADDED_TOLERATIONS]}
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}, "spec": spec})
-        memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
+        sizes_mib = (gpu.memory_mib for node in self.nodes for gpu in node.gpus)
+        memories = tenant_memories_mib(sizes_mib, self.settings.gpu_memory_reserve_mib)
         return _request_of(view, self.shares, self.settings.defaults, memories)
 
 

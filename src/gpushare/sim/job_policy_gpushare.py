@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from gpushare.core.admission import resolve
+from gpushare.core.admission import resolve, tenant_memories_mib
 from gpushare.core.api import AUTO, Rejection, names
 from gpushare.core.interference import InterferenceModel, Profile, auto_share
 from gpushare.core.placement import (
@@ -117,7 +117,8 @@ class GpuSharePolicy:
         memory_mib = truth.memory_mib(job.workload)
         if memory_mib:  # 0 if it was not measured
             annotations[names.MEMORY] = f"{memory_mib}Mi"
-        needs = resolve(annotations, None, self.settings.defaults, gpu_memories_mib={truth.gpu_memory_mib})
+        memories = tenant_memories_mib([truth.gpu_memory_mib], self.settings.gpu_memory_reserve_mib)
+        needs = resolve(annotations, None, self.settings.defaults, gpu_memories_mib=memories)
         if isinstance(needs, Rejection):
             raise SimulationError(f'job "{job.name}": {needs}')
         return PlacementRequest(

@@ -1,31 +1,34 @@
 """What a pod is charged for: memory, clients, SMs, being alone; and what its template was charged before."""
 
 import pytest
+from deciding import place
 from tests.core.admission.reviewing import H200, POLICY, Json, apply, patched, pod, refused
 
-from gpushare.core.admission.resolve import Defaults, resolve
+from gpushare.core.admission.resolve import Defaults, resolve, tenant_memories_mib
 from gpushare.core.admission.review import (
     NOTHING_KNOWN,
     AdmissionPolicy,
     Knowledge,
     check_pod,
     check_workload,
-    gpu_memories_mib,
     mutate,
     mutate_templates,
 )
 from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus
+from gpushare.core.api.objects import GpuShare
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass
+from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.mps.grants import grant_percentage
 
 
 def test_sizes_of_the_gpus() -> None:
-    small, large = (GpuStatus(uuid=str(mib), memory_mib=mib) for mib in (81559, 143771))
-    assert gpu_memories_mib([GpuNodeStatus(gpus=(small,)), GpuNodeStatus(gpus=(large, small))]) == {81559, 143771}
-    assert not gpu_memories_mib([])
-    assert not gpu_memories_mib([GpuNodeStatus(gpus=(GpuStatus(uuid="starting"),))])
+    assert tenant_memories_mib([81559, 143771, 81559], 512) == {81047, 143259}
+    assert tenant_memories_mib([81559], 0) == {81559}
+    assert not tenant_memories_mib([], 512)
+    assert not tenant_memories_mib([0, None], 0), "not known yet"
+    assert not tenant_memories_mib([512], 512), "nothing is left"
 
 
 def test_memory_is_part_of_the_share_that_is_charged() -> None:
@@ -40,6 +43,24 @@ def test_memory_is_part_of_the_share_that_is_charged() -> None:
     assert "makes it 100" in str(check_pod(unaware, H200))
     free = AdmissionPolicy(Defaults(charge_memory=False))
     assert apply(document, patched(document, free, H200)) == unaware
+
+
+@pytest.mark.parametrize("reserve", [0, 512])
+def test_a_pod_with_the_most_memory_that_the_refusal_allows_has_a_place(reserve: int) -> None:
+    """Before: the refusal named the GPU's size, and a pod of that could be placed nowhere."""
+    sizes = {"GPU-small": 81559, "GPU-large": 143771}
+    known = Knowledge(tenant_memories_mib(sizes.values(), reserve))
+    refusal = refused(pod({names.FRACTION: "0.1", names.MEMORY: "150000Mi"}), known)
+    most = int(refusal.partition("at most ")[2].partition("Mi")[0])
+    smallest = 81559 - reserve
+    for memory_mib, percent in ((most, 100), (smallest, 100), (smallest + 1, 57)):
+        document = pod({names.FRACTION: "0.1", names.MEMORY: f"{memory_mib}Mi"})
+        assert limits(apply(document, patched(document, POLICY, known))) == {names.SHARE_RESOURCE: str(percent)}
+        nodes = [NodeSpec(uuid, (GpuSpec(uuid, "x", size),)) for uuid, size in sizes.items()]
+        state = ClusterState(nodes, gpu_memory_reserve_mib=reserve)
+        request = PlacementRequest("p", percent * 10, memory_mib=memory_mib)
+        placed = place(request, state, BestFit())
+        assert isinstance(placed, Placement)
 
 
 def test_the_least_that_mps_gives_is_charged() -> None:

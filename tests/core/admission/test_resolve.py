@@ -118,9 +118,9 @@ def test_auto_is_charged_what_mps_gives_at_least(source):
 @pytest.mark.parametrize(
     ("fraction", "memory", "percent"),
     [
-        ("0.01", "143771Mi", 100),
-        ("0.25", "35Gi", 25),  # a quarter of an H200, as people say it
-        ("0.25", "36Gi", 26),
+        ("0.01", "143259Mi", 100),
+        ("0.25", "34Gi", 25),
+        ("0.25", "35Gi", 26),  # four of these do not fit on an H200: tenants get 139.9 GiB
         ("0.5", "1Gi", 50),
         ("auto", "100Gi", 72),
         ("0.1", "200Gi", 10),  # no GPU has it: refused elsewhere
@@ -129,8 +129,8 @@ def test_auto_is_charged_what_mps_gives_at_least(source):
 )
 def test_memory_counts_towards_the_share_that_is_charged(fraction, memory, percent):
     annotations = {FRACTION: fraction, "gpushare.io/memory": memory}
-    assert resolve(annotations, gpu_memories_mib={143771}).share_percent == percent
-    asked = resolve(annotations, None, Defaults(charge_memory=False), gpu_memories_mib={143771})
+    assert resolve(annotations, gpu_memories_mib={143259}).share_percent == percent
+    asked = resolve(annotations, None, Defaults(charge_memory=False), gpu_memories_mib={143259})
     assert asked.share_percent == resolve(annotations).share_percent
 
 

@@ -131,11 +131,11 @@ def test_refused_with_a_sentence(annotation: str, value: str) -> None:
     assert refused(pod({names.FRACTION: "0.5", annotation: value})) == SENTENCES[annotation, value]
 
 
-def test_more_memory_than_any_gpu_has() -> None:
+def test_more_memory_than_any_gpu_has_for_tenants() -> None:
     document = pod({names.FRACTION: "0.5", names.MEMORY: "200Gi"})
-    assert refused(document, Knowledge(frozenset({81559, 143771}))) == (
-        'annotation gpushare.io/memory: "200Gi" is more memory than any GPU of this cluster has; allowed is at '
-        "most 143771Mi, what the largest one has"
+    assert refused(document, Knowledge(frozenset({81047, 143259}))) == (
+        'annotation gpushare.io/memory: "200Gi" is more memory than tenants get of any GPU of this cluster; '
+        "allowed is at most 143259Mi, what they get of the largest one"
     )
     assert patched(document)  # nothing known of the GPUs: the scheduler will say where it fits
     assert patched(pod({names.FRACTION: "0.5", names.MEMORY: "143771Mi"}), POLICY, H200)

@@ -12,7 +12,14 @@ from gpushare.core.admission.ownership import (
     references,
     share_name,
 )
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults, Needs, refuse_undivided, resolve
+from gpushare.core.admission.resolve import (
+    AUTO_FRACTION,
+    Defaults,
+    Needs,
+    refuse_undivided,
+    resolve,
+    tenant_memories_mib,
+)
 from gpushare.core.admission.review import (
     DEFAULT_MAX_SELECTORS,
     AdmissionPolicy,
@@ -20,7 +27,6 @@ from gpushare.core.admission.review import (
     check_gpushare,
     check_pod,
     check_workload,
-    gpu_memories_mib,
     is_ours,
     job_templates,
     mutate,
@@ -45,7 +51,6 @@ __all__ = [
     "check_pod",
     "check_workload",
     "controller_of",
-    "gpu_memories_mib",
     "guess_top_owner",
     "is_ours",
     "job_templates",
@@ -62,6 +67,7 @@ __all__ = [
     "refuse_undivided",
     "resolve",
     "share_name",
+    "tenant_memories_mib",
     "terms_of_labels",
     "warnings",
     "ways_to_file",

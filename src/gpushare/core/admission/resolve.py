@@ -1,6 +1,6 @@
 """Merge a pod's annotations, its GpuShare and the chart's defaults; all processes use it (docs/design.md 1)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -99,7 +99,7 @@ def resolve(
     Args:
         limit_percent: the pod's limit `gpushare.io/share`, if any: what it is charged, fixed at admission. For
             "auto" this is the recommendation at that time, for an isolated pod the whole GPU.
-        gpu_memories_mib: memory sizes of the cluster's GPUs, to charge a pod without a limit for its memory.
+        gpu_memories_mib: what tenants get of the cluster's GPUs, to charge a pod without a limit for its memory.
     """
     asked = parse_request(annotations)
     if isinstance(asked, Rejection):
@@ -183,11 +183,20 @@ def refuse_undivided(needs: Needs) -> Rejection | None:
     return refuse_parts(needs.processes, needs.share_percent)
 
 
+def tenant_memories_mib(sizes_mib: Iterable[int | None], reserve_mib: int) -> frozenset[int]:
+    """Return the distinct amounts of memory that tenants get of GPUs of these sizes; None and 0 are unknown sizes.
+
+    Args:
+        reserve_mib: memory of each GPU that no tenant gets.
+    """
+    return frozenset(size - reserve_mib for size in sizes_mib if size is not None and size > reserve_mib)
+
+
 def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:
     """Return the percentage of a GPU's memory that an amount takes, rounded up; 0 if no known GPU has that much.
 
-    It is the percentage of the smallest GPU that has enough: the pod's GPU is not known yet, and on a larger GPU
-    the percentage is smaller.
+    It is the percentage of what tenants get of the smallest GPU that has enough: the pod's GPU is not known yet,
+    and on a larger GPU the percentage is smaller.
     """
     smallest = min((gpu for gpu in gpu_memories_mib if gpu >= memory_mib), default=None)
     return 0 if smallest is None else -(-names.SHARES_PER_GPU * memory_mib // smallest)

@@ -22,7 +22,6 @@ from gpushare.core.admission.ownership import controller_of
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, refuse_undivided, resolve
 from gpushare.core.api import (
     MAX_GPUS_PER_POD,
-    GpuNodeStatus,
     GpuShare,
     JobClass,
     Reason,
@@ -94,7 +93,7 @@ class Knowledge:
     """Facts about the cluster at the time of the request; all of them may be unknown.
 
     Attributes:
-        gpu_memories_mib: distinct memory sizes of the cluster's GPUs; if empty, any amount is accepted.
+        gpu_memories_mib: what tenants get of the memory of the cluster's GPUs; if empty, any amount is accepted.
         share: the pod's GpuShare.
         other_selectors: number of other GpuShares with a selector in the namespace.
         is_fixed: whether the pod's share is already fixed by an immutable template that was admitted earlier.
@@ -321,11 +320,6 @@ def _named(container: Object) -> str:
     return f"container {shown(container.get('name'))}"
 
 
-def gpu_memories_mib(nodes: Iterable[GpuNodeStatus]) -> frozenset[int]:
-    """Return the distinct memory sizes of the GPUs in MiB, unhealthy ones too; empty if no GPU is known."""
-    return frozenset(gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0)
-
-
 def _needs(
     pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, processes: bool = True
 ) -> Needs | Rejection:
@@ -398,8 +392,8 @@ def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> R
         return None
     return refuse_memory(
         annotations_of(pod)[names.MEMORY],
-        "is more memory than any GPU of this cluster has",
-        f"at most {largest}Mi, what the largest one has",
+        "is more memory than tenants get of any GPU of this cluster",
+        f"at most {largest}Mi, what they get of the largest one",
     )
 
 

@@ -24,7 +24,7 @@ def request_of(
         share: the GpuShare that applies to the pod.
         known: what that GpuShare tells about its workload (`known_of`).
         queued_at: since when it could be placed, Unix time; inf if it arrives now.
-        gpu_memories_mib: memory of the cluster's GPUs, for a pod that admission has not seen.
+        gpu_memories_mib: what tenants get of the cluster's GPUs, for a pod that admission has not seen.
     """
     limit = pod.limit_percent or None
     needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
