@@ -259,20 +259,50 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
         assert f'"{wrong}" is not a fraction' in capsys.readouterr().err
 
 
+def first_pod_of_a_rollout() -> Json:
+    """A pod of Deployment web's new ReplicaSet, whose uid no GpuShare lists yet."""
+    first = pod(fraction="auto")
+    first["metadata"]["labels"] = {"pod-template-hash": "abc", "track": "stable"}
+    first["metadata"]["ownerReferences"] = [
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "new", "controller": True}
+    ]
+    return first
+
+
+def deployment_web(kind: str = "Deployment", owner: str = "web", **spec: Any) -> GpuShare:
+    """The GpuShare of that name, which lists an owner; the operator makes it without a spec."""
+    listed = {"apiVersion": "apps/v1", "kind": kind, "name": owner, "uid": "web"}
+    metadata = {"name": "deployment-web", "namespace": "shop", "ownerReferences": [listed]}
+    return GpuShare.from_object({"metadata": metadata, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        deployment_web(selector={"matchLabels": {"track": "canary"}}, faultDomain="isolated"),
+        deployment_web(owner="api"),
+        deployment_web(kind="StatefulSet"),
+    ],
+    ids=["it selects other pods", "of another Deployment", "of another kind"],
+)
+def test_a_gpushare_of_a_deployments_name_is_not_taken_for_its_own(own: GpuShare) -> None:
+    """Before: the first pod of each rollout was charged what a user's GpuShare asks for other pods."""
+    watched = Watched()
+    watched.on_share(Change.ADDED, "shop/deployment-web", own)
+    assert watched.know(first_pod_of_a_rollout(), "shop").share is None
+    watched.on_share(Change.MODIFIED, "shop/deployment-web", deployment_web())
+    assert watched.know(first_pod_of_a_rollout(), "shop").share == deployment_web()
+
+
 def test_what_is_watched_sharpens_the_answer() -> None:
     watched = Watched(gpu_memory_reserve_mib=512)
     unknown = watched.know(pod(fraction="auto"), "shop")
     assert (unknown.gpu_memories_mib, unknown.share) == (frozenset(), None)
     watched.on_node(Change.ADDED, "n1", frozenset({81559}))
     watched.on_node(Change.ADDED, "n2", frozenset({143771, 81559}))
-    share = GpuShare.from_object({"metadata": {"name": "deployment-web", "namespace": "shop"}})
+    share = deployment_web()
     watched.on_share(Change.ADDED, "shop/deployment-web", share)
-
-    first_of_a_rollout = pod(fraction="auto")
-    first_of_a_rollout["metadata"]["labels"] = {"pod-template-hash": "abc"}
-    first_of_a_rollout["metadata"]["ownerReferences"] = [
-        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "new", "controller": True}
-    ]
+    first_of_a_rollout = first_pod_of_a_rollout()
     known = watched.know(first_of_a_rollout, "shop")
     assert (known.gpu_memories_mib, known.share) == ({81047, 143259}, share), "what tenants get of them"
     assert watched.know(first_of_a_rollout, "elsewhere").share is None

@@ -37,8 +37,22 @@ class Watched:
         metadata = pod.get("metadata") or {}
         owners = [owner.uid for owner in admission.owners_of(pod)]
         found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
-        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet, whose uid no GpuShare lists yet
-        return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
+        return found or self._share_of_deployment(pod, namespace)
+
+    def _share_of_deployment(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
+        """Return the GpuShare of a pod's Deployment, for the first pod of a ReplicaSet that it does not list yet.
+
+        The Deployment's uid is not known here, so its GpuShare is found by name. A user's own may have that name:
+        it selects pods, or lists no such owner.
+        """
+        owner = admission.guess_top_owner(pod)
+        if owner is None or owner.uid:
+            return None
+        share = self._shares.get(namespace, admission.share_name(owner))
+        if share is None or share.spec.selector is not None:
+            return None
+        is_listed = any((each.kind, each.name) == (owner.kind, owner.name) for each in share.owners)
+        return share if is_listed else None
 
     def on_node(self, change: Change, name: str, sizes_mib: frozenset[int]) -> None:
         """Record the memory sizes of a GpuNode's GPUs."""
