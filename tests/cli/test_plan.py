@@ -10,7 +10,7 @@ from gpushare.cli import root
 from gpushare.cli.errors import AbsentError
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.snapshot import read_snapshot, save
-from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, to_json
+from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, reduced_object, to_json
 from gpushare.core.gpu import Health
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
@@ -175,6 +175,10 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
         ),
         (POD_YAML.replace("500m", "lots"), "pod one: 'lots' is not a quantity"),
         (POD_YAML.replace("500m", '"-5"'), "pod one: cpu: '-5' is less than nothing"),
+        (
+            POD_YAML.replace("spec: {containers", "spec: {resources: {requests: {cpu: -5}}, containers", 1),
+            "pod one: cpu: -5 is less than nothing",
+        ),
         ("a: [", "is not YAML"),
         ("- 1", "a document is not a Kubernetes object"),
         ("kind: Pod\nmetadata: {name: x}\nspec: {}", "holds no pod with the annotation"),
@@ -442,3 +446,15 @@ def test_a_pod_that_admission_has_not_seen_is_charged_and_refused_as_admission_w
     assert "too many for 10% of a GPU" in str(planned(fraction="0.1", processes="2"))
     assert planned(fraction="0.01", memory="50256Mi").share_milli == 500
     assert planned(512, fraction="0.01", memory="50001Mi").share_milli == 510, "of the 100000 MiB for tenants"
+
+
+def test_what_pods_request_as_a_whole_is_planned_for() -> None:
+    """Before: 60 of a node's 64 CPUs that a pod requests in `spec.resources` were free for ours."""
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "64", "memory": "64Gi"}}}
+    other = pod("db", "n", fraction=None)
+    other["spec"]["resources"] = {"requests": {"cpu": "60"}}
+    cluster = cluster_of(Objects({}, [node], [gpunode("n", gpu(0))], [], [reduced_object(other)], models={}))
+    assert (cluster.nodes[0].cpu_milli, cluster.nodes[0].memory_mib) == (4_000, 63 * 1024)
+    asked = pod("new", None)
+    asked["spec"]["resources"] = {"requests": {"cpu": "8"}}
+    assert cluster.request_of(asked).cpu_milli == 8_000  # type: ignore[union-attr]

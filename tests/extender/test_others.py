@@ -36,6 +36,12 @@ def test_a_pod_is_reduced_to_what_it_takes():
     assert reduce_other_pod(other("p", share=150)) == OtherPod("uid-p", "n1", 2000, 4096, 150)
 
 
+def test_a_pod_that_requests_as_a_whole_takes_that():
+    pod = other("p")
+    pod["spec"]["resources"] = {"requests": {"cpu": "60", "memory": "400Gi"}}
+    assert reduce_other_pod(pod) == OtherPod("uid-p", "n1", 60_000, 400 * 1024)
+
+
 def test_pods_that_take_nothing_or_are_ours_are_left_out():
     waiting, ended = other("p", node=None), other("p")
     ended["status"]["phase"] = "Succeeded"

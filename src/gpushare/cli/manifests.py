@@ -61,12 +61,11 @@ def _check_amounts(spec: Mapping[str, Any]) -> None:
     Raises:
         ValueError: an amount is negative, or not a quantity.
     """
-    for kind in ("initContainers", "containers"):
-        for container in spec.get(kind) or ():
-            for amounts in (container.get("resources") or {}).values():
-                for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
-                    if parse_quantity(amount) < 0:
-                        raise ValueError(f"{resource}: {amount!r} is less than nothing")
+    for asks in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for amounts in (asks.get("resources") or {}).values():
+            for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+                if parse_quantity(amount) < 0:
+                    raise ValueError(f"{resource}: {amount!r} is less than nothing")
 
 
 def _check_texts(spec: Mapping[str, Any]) -> None:

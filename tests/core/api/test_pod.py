@@ -1,6 +1,9 @@
 """A pod reduced to what gpushare uses."""
 
 import inspect
+from typing import Any
+
+import pytest
 
 from gpushare.core.api import (
     PodView,
@@ -85,6 +88,52 @@ def test_requests_are_counted_as_kube_scheduler_counts_them():
     pod = PodView.from_object({"metadata": {"name": "p", "uid": "u"}, "spec": spec})
     assert pod.cpu_milli == 4510, "the last init container beside the sidecar asks more than what runs later"
     assert pod.memory_mib == 301, "two containers and the sidecar"
+
+
+@pytest.mark.parametrize(
+    ("whole", "counted"),
+    [
+        ({}, (5_000, 2048)),
+        ({"limits": {"cpu": "64", "memory": "64Gi"}}, (5_000, 2048)),
+        ({"requests": {"cpu": "16", "memory": "64Gi"}}, (17_000, 65 * 1024)),
+        ({"requests": {"cpu": "2", "memory": "1Mi"}}, (3_000, 1025)),
+        ({"requests": {"cpu": "16"}}, (17_000, 2048)),
+        ({"requests": {"memory": "0", "hugepages-2Mi": "2Mi"}}, (5_000, 1024)),
+    ],
+)
+def test_what_a_pod_requests_as_a_whole_takes_the_place_of_the_sum(
+    whole: dict[str, object], counted: tuple[int, int]
+) -> None:
+    """KEP-2837, `PodRequests` of k8s.io/component-helpers: more than the sum or less, with the overhead added."""
+    part = {"resources": {"requests": {"cpu": "1", "memory": "512Mi"}}}
+    init = {"resources": {"requests": {"cpu": "4"}}}
+    spec = {
+        "containers": [part, part],
+        "initContainers": [init],
+        "overhead": {"cpu": "1", "memory": "1Gi"},
+        "resources": whole,
+    }
+    obj = {"metadata": {"name": "p", "uid": "u"}, "spec": spec}
+    pod = PodView.from_object(obj)
+    assert (pod.cpu_milli, pod.memory_mib) == counted
+    assert PodView.from_object(reduced_object(obj)) == pod
+
+
+def test_a_resize_of_a_whole_pod_that_its_node_cannot_make_counts_as_what_is_allocated() -> None:
+    part = {"name": "c", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
+    obj: dict[str, Any] = {
+        "metadata": {"name": "p", "uid": "u"},
+        "spec": {"containers": [part], "resources": {"requests": {"cpu": "500"}, "limits": {"cpu": "500"}}},
+        "status": {
+            "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}],
+            "allocatedResources": {"cpu": "8", "memory": "3Gi"},
+        },
+    }
+    pod = PodView.from_object(obj)
+    assert (pod.cpu_milli, pod.memory_mib) == (8_000, 1024), "the sum of memory, which it does not name as a whole"
+    assert PodView.from_object(reduced_object(obj)) == pod
+    obj["status"]["conditions"][0]["reason"] = "Deferred"
+    assert PodView.from_object(obj).cpu_milli == 500_000
 
 
 def full_pod(**status: object) -> dict[str, object]:

@@ -91,9 +91,12 @@ def test_no_amount_of_cpu_or_memory_is_beyond_what_adds_up(text):
     assert (parse_cpu_milli("16"), parse_bytes("1Gi")) == (16_000, 2**30)
 
 
-@given(CONTAINERS, CONTAINERS, st.fixed_dictionaries({"cpu": AMOUNTS, "memory": AMOUNTS}))
-def test_the_requests_of_a_million_pods_add_up_in_64_bits(containers, init, overhead):
-    spec = {"containers": containers, "initContainers": init, "overhead": overhead}
+OF_A_POD = st.fixed_dictionaries({"cpu": AMOUNTS, "memory": AMOUNTS})
+
+
+@given(CONTAINERS, CONTAINERS, OF_A_POD, st.none() | st.fixed_dictionaries({"requests": OF_A_POD}))
+def test_the_requests_of_a_million_pods_add_up_in_64_bits(containers, init, overhead, whole):
+    spec = {"containers": containers, "initContainers": init, "overhead": overhead, "resources": whole}
     for amount in (*requests_of(spec), share_limit_of(spec)):
         assert 0 <= amount * PODS_OF_A_NODE <= INT64_MAX // 4
 

@@ -158,6 +158,7 @@ _METADATA: Final = (
 _SPEC: Final = (
     "nodeName",
     "overhead",
+    "resources",
     "priority",
     "schedulingGates",
     "nodeSelector",
@@ -179,7 +180,7 @@ def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
             "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
         },
         "spec": {
-            **_only(spec, _SPEC),
+            **_only(allocated, _SPEC),
             **{
                 kind: [_only(each, ("resources", "restartPolicy")) for each in allocated.get(kind) or ()]
                 for kind in ("containers", "initContainers")
