@@ -28,6 +28,7 @@ from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
 from gpushare.core.placement.judge import Verdicts
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, PlacementRequest
+from gpushare.devices import xid
 from gpushare.extender import binding
 from gpushare.extender import explain as waiting_events
 from gpushare.front import place as front_place
@@ -209,7 +210,12 @@ def said_by_heading() -> dict[str, list[str]]:
             *saying(waiting_events, "there are no GPU nodes"),
             search.UNKNOWN_NODE.detail,
         ],
-        UNHEALTHY: [*unhealthy(), *notices["GpuFault"], *notices["MpsRestarted"]],
+        UNHEALTHY: [
+            *unhealthy(),
+            *saying(xid, "the driver reports: "),
+            *notices["GpuFault"],
+            *notices["MpsRestarted"],
+        ],
         "A container does not start": saying(plugin, "no MPS gate listens"),
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
         OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),

@@ -21,7 +21,6 @@ from gpushare.devices.clock import CALM_READINGS, MOVING_SECONDS, ClockRounds, S
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import GRAPHICS_SECONDS, MIG_SECONDS, SEARCH_SECONDS, NvmlDevices
 from gpushare.devices.search import LISTING, GpuSearch
-from gpushare.devices.xid import QUIET_SECONDS
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "nvml" / "gpm-h200-580.json").read_text())
 
@@ -501,28 +500,6 @@ def test_whether_mig_is_on_is_asked_rarely_but_at_once_when_a_gpu_answers_again(
 def test_a_gpu_that_knows_no_mig_is_healthy(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.codes["nvmlDeviceGetMigMode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert devices.health(UUID).health is Health.HEALTHY
-
-
-def test_a_critical_xid_lasts_until_the_driver_says_that_it_is_over(
-    devices: NvmlDevices, driver: FakeNvml, clock: Clock
-) -> None:
-    driver.events = [(HANDLE, 31)]  # a page fault of an application
-    assert devices.health(UUID).health is Health.HEALTHY
-    driver.events, driver.recovery_action = [(HANDLE, 79)], 1
-    assert "XID 79" in devices.health(UUID).reason
-    clock.sleep(2 * QUIET_SECONDS)
-    assert devices.health(UUID).health is Health.UNHEALTHY  # a reset is still needed
-    driver.recovery_action = 0
-    assert devices.health(UUID).health is Health.HEALTHY
-
-
-def test_a_driver_that_cannot_say_whether_it_recovered_keeps_the_gpu_unhealthy(
-    devices: NvmlDevices, driver: FakeNvml, clock: Clock
-) -> None:
-    driver.events, driver.missing = [(HANDLE, 79)], {"nvmlDeviceGetFieldValues"}
-    devices.health(UUID)
-    clock.sleep(2 * QUIET_SECONDS)
-    assert devices.health(UUID).health is Health.UNHEALTHY
 
 
 def test_what_an_old_driver_lacks_is_named(

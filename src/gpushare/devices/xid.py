@@ -1,7 +1,8 @@
-"""XID errors: the driver's reports that a GPU has failed, and whether it has recovered."""
+"""XID errors: the driver's reports that a GPU has failed, and what it needs to recover."""
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,13 +16,26 @@ _log = logging.getLogger(__name__)
 # XIDs that an application causes and that do not harm the GPU (NVIDIA, XID errors; the device plugin's list).
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 QUIET_SECONDS: Final = 60.0  # how long no further XID may come before the driver's "no action needed" is trusted
+# Between two questions what a GPU needs. An answer takes 0.1 ms of a core (H200, driver 580.159.04): with 8 GPUs
+# 0.01% of one.
+ACTION_SECONDS: Final = 10.0
+_NEEDS: Final = {  # as in nvml.h; 5 to 7 have no name in older versions of pynvml
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "the GPU needs a reset",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the node needs a reboot",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "the GPU's peer-to-peer traffic must end",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "the GPU must be drained and reset",
+    5: "the GPU's IMEX domain must be recovered",
+    6: "the GPU needs a reset of its bus",
+    7: "the node needs a reboot",
+}
 
 
 class XidWatch:
     """Collects XID events of the GPUs, without waiting for any.
 
-    A GPU with a critical XID is unhealthy until the driver reports that no recovery action is needed any more.
-    With drivers that cannot report this (before r555) it stays unhealthy until the agent, and with it NVML,
+    A GPU with a critical XID, also one before this process started, is unhealthy until the driver reports that no
+    recovery action is needed any more.
+    With drivers that cannot report this (before r555) a GPU stays unhealthy until the agent, and with it NVML,
     restarts.
 
     Attributes:
@@ -36,6 +50,7 @@ class XidWatch:
     ) -> None:
         self._clock = clock
         self.last: dict[str, tuple[int, float]] = dict(last or {})
+        self._actions: dict[str, tuple[float, int | None]] = {}  # by GPU, when we asked and what it needs
         self._events: Any = None
         self._uuids = tuple(handles)
         try:
@@ -50,17 +65,34 @@ class XidWatch:
                 _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, explain(error))
 
     def health(self, uuid: str, handle: Any) -> GpuHealth:
-        """Return a GPU's health, judged by its XIDs."""
+        """Return a GPU's health, judged by its XIDs and by the recovery action that the driver asks for."""
         self._collect()
         last = self.last.get(uuid)
         if last is None:
-            return GpuHealth(Health.HEALTHY)
+            need = _need(self._action(uuid, handle, ACTION_SECONDS))
+            return (
+                GpuHealth(Health.UNHEALTHY, f"the driver reports: {need}") if need else GpuHealth(Health.HEALTHY)
+            )
         xid, at = last
-        if self._clock() - at >= QUIET_SECONDS and _is_recovered(handle):
+        is_quiet = self._clock() - at >= QUIET_SECONDS
+        action = self._action(uuid, handle, 0.0 if is_quiet else ACTION_SECONDS)
+        if is_quiet and action == pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
             del self.last[uuid]
             _log.info("GPU %s recovered from XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
             return GpuHealth(Health.HEALTHY)
-        return GpuHealth(Health.UNHEALTHY, f"XID {xid}: see NVIDIA's list of XID errors; the GPU may need a reset")
+        need = _need(action) or "the GPU may need a reset"
+        return GpuHealth(Health.UNHEALTHY, f"XID {xid}: see NVIDIA's list of XID errors; {need}")
+
+    def _action(self, uuid: str, handle: Any, max_age_seconds: float) -> int | None:
+        """Return the recovery action that a GPU needs; None if the driver cannot report it."""
+        now = self._clock()
+        asked_at, action = self._actions.get(uuid, (-math.inf, None))
+        if now - asked_at >= max_age_seconds:
+            answer = _recovery_action(handle)
+            if answer is not None or not _need(action):  # a call that fails heals nothing
+                action = answer
+            self._actions[uuid] = now, action
+        return action
 
     def close(self) -> None:
         """Free the event set."""
@@ -90,10 +122,16 @@ class XidWatch:
             return self._uuids
 
 
-def _is_recovered(handle: Any) -> bool:
+def _recovery_action(handle: Any) -> int | None:
     try:
         [value] = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     except pynvml.NVMLError:
-        return False
-    is_read = value.nvmlReturn == pynvml.NVML_SUCCESS
-    return bool(is_read and value.value.uiVal == pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
+        return None
+    return int(value.value.uiVal) if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def _need(action: int | None) -> str:
+    """Return what a recovery action means, in words; empty if none is needed or it is not known."""
+    if action is None or action == pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        return ""
+    return _NEEDS.get(action, f"the GPU needs recovery action {action} of NVML")
