@@ -66,6 +66,16 @@ def test_what_the_gate_says_becomes_metrics(keeper):
     assert found['gpushare_gate_self_test_passed{gpu_uuid="GPU-1"}'] == 1
 
 
+def test_a_gpu_that_the_host_adds_later_has_metrics_too(keeper, tmp_path):
+    kept = [keeper]
+    collector = GateCollector(kept)
+    later = GpuDirectory.of(tmp_path, "GPU-2")
+    later.create()
+    kept.append(Keeper(later))
+    write_status(later, replace(status(), gpu_uuid="GPU-2"))
+    assert exposed(keeper, collector)['gpushare_gate_state{gpu_uuid="GPU-2",state="Active"}'] == 1
+
+
 def test_what_the_throttle_does_becomes_metrics(keeper):
     pods = (PodThrottle("a", 0.4), PodThrottle("b", 1.0, is_stopped=True))
     throttle = ThrottleStatus(1.0, "", pods, refusals={"LatencyClass": 2}, freezes=7)

@@ -11,6 +11,7 @@ included; hence the DaemonSet's update strategy OnDelete (docs/design.md 2.4).
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import routes
 from gpushare.mps.removal import remove_unused
 from gpushare.mps.simulated import simulated_gpus
+from gpushare.mps.smi import GpuLists, real_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 from gpushare.runtime.http import MetricsAndProbes
@@ -126,29 +128,6 @@ class KeeperProcess:
             self._process.wait()
 
 
-def real_gpus() -> tuple[str, ...]:
-    """Return the UUIDs of the node's GPUs as nvidia-smi lists them.
-
-    Raises:
-        RuntimeError: no driver, no permission or no GPU; the message says which.
-    """
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"cannot list the GPUs: {error}") from None
-    uuids = tuple(line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-"))
-    if done.returncode != 0 or not uuids:
-        raise RuntimeError(f"nvidia-smi lists no GPU: {(done.stdout + done.stderr).strip()[:300]}")
-    return uuids
-
-
 def raise_descriptor_limit(nr_open: Path = PROC / "sys/fs/nr_open") -> int:
     """Raise our limit of descriptors as far as the kernel allows, and return it; keepers inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,25 +142,35 @@ def raise_descriptor_limit(nr_open: Path = PROC / "sys/fs/nr_open") -> int:
     return soft
 
 
-def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
+def _keeper(options: argparse.Namespace, uuid: str, *extra: str) -> KeeperProcess:
     common = ["--proc", str(options.proc), "--max-clients-per-pod", str(options.max_clients_per_pod)]
     if options.keep_strangers:
         common.append("--keep-strangers")
     if options.admit_unproven:
         common.append("--admit-unproven")
-    gpus: list[tuple[str, list[str]]]
+    gpu = GpuDirectory.of(options.directory, uuid)
+    return KeeperProcess(gpu, ["--directory", options.directory, "--uuid", uuid, *extra, *common])
+
+
+def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
     if options.simulated:
         infos = simulated_gpus(options.simulated, options.node_name)
-        gpus = [(info.uuid, ["--twin", json.dumps(dataclasses.asdict(info))]) for info in infos]
-    else:
-        gpus = [(uuid, []) for uuid in (options.gpu or real_gpus())]
-    return [
-        KeeperProcess(
-            GpuDirectory.of(options.directory, uuid),
-            ["--directory", options.directory, "--uuid", uuid, *extra, *common],
-        )
-        for uuid, extra in gpus
-    ]
+        return [_keeper(options, info.uuid, "--twin", json.dumps(dataclasses.asdict(info))) for info in infos]
+    return [_keeper(options, uuid) for uuid in (options.gpu or real_gpus())]
+
+
+def add_new(keepers: list[KeeperProcess], uuids: Sequence[str], keeper_of: Callable[[str], KeeperProcess]) -> None:
+    """Add keepers for the GPUs that have none yet. One that cannot be made now is tried at the next list."""
+    known = {keeper.gpu.uuid for keeper in keepers}
+    for uuid in uuids:
+        if uuid in known:
+            continue
+        try:
+            keepers.append(keeper_of(uuid))
+        except OSError as error:
+            logger.error("GPU %s has appeared, but no gate can listen yet: %s", uuid, error)
+        else:
+            logger.info("GPU %s has appeared and gets a keeper", uuid)
 
 
 def keep_all(keepers: Sequence[KeeperProcess], now: float) -> None:
@@ -278,8 +267,13 @@ def main(arguments: list[str] | None = None) -> int:
             routes(keepers), options.port, options.probe_port, os.environ, address=options.listen
         )
         start_patiently("the metrics", server.start, stop)
+    is_listed = not options.simulated and not options.gpu
+    lists = GpuLists(time.monotonic()) if is_listed else None
     while not stop.is_set():
-        keep_all(keepers, time.monotonic())
+        now = time.monotonic()
+        if lists is not None:
+            add_new(keepers, lists.take(now), functools.partial(_keeper, options))
+        keep_all(keepers, now)
         stop.wait(0.1)
     if throttle is not None:
         throttle.stop()

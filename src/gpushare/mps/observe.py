@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
+from gpushare.mps.layout import Fresh, GpuDirectory, LastGood, status_reader
 from gpushare.mps.status import (
     GateState,
     GateStatus,
@@ -48,16 +48,23 @@ class GateCollector(Collector):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._kept = []
+        self._kept, self._clock, self._wall = kept, clock, wall
+        self._files: dict[str, tuple[LastGood[GateStatus | None], Fresh[GateStatus]]] = {}
         for keeper in kept:
-            file = status_reader(keeper.gpu)
-            self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS, wall)))
+            self._files_of(keeper.gpu)
 
     def statuses(self) -> Iterator[tuple[KeptGpu, GateStatus | None, GateState | None]]:
         """Yield each GPU with its last status and that status's state; None if its gate is silent."""
-        for keeper, file, fresh in self._kept:
+        for keeper in tuple(self._kept):  # the host adds GPUs that appear later
+            file, fresh = self._files_of(keeper.gpu)
             now = fresh.read()
             yield keeper, file.read(), now.state if now is not None and keeper.is_running else None
+
+    def _files_of(self, gpu: GpuDirectory) -> tuple[LastGood[GateStatus | None], Fresh[GateStatus]]:
+        if gpu.uuid not in self._files:
+            file = status_reader(gpu)
+            self._files[gpu.uuid] = file, Fresh(file, self._clock, STALE_SECONDS, self._wall)
+        return self._files[gpu.uuid]
 
     def collect(self) -> Iterable[Metric]:
         """Read the status files and yield the metrics."""
