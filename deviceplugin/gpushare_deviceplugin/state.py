@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.gpu import GpuHealth, GpuInfo, Health
 from gpushare_deviceplugin.pods import ManagedPod
 
@@ -35,7 +37,8 @@ class NodeState:
 
     Attributes:
         gpus: every GPU seen since the start, by uuid; one that vanished stays, as unhealthy.
-        allocations: pod uid -> shares by GPU, from kubelet's PodResources; None until its first answer.
+        allocations: pod uid -> shares by GPU, from kubelet's PodResources, whose lists can lack a pod for a while
+            (`set_allocations`); None until its first answer.
         problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures at present.
         changed: set by every change that matters to the GpuNode, the decisions or kubelet.
     """
@@ -184,23 +187,44 @@ class NodeState:
         self.touch()
         return pod
 
-    def set_allocations(self, allocations: dict[str, dict[str, int]]) -> None:
+    def set_allocations(self, listed: dict[str, dict[str, int]]) -> None:
         """Record PodResources' allocations, by pod uid.
+
+        A pod that this list lacks keeps what an earlier one gave it (ADR 0218): a kubelet that restarts answers
+        before it knows its pods, for minutes if the API server is away, while they run on.
 
         If a listed pod was not presumed, another pod was wrongly presumed to have its shares. That one becomes
         unallocated again; otherwise its decision would not be found when kubelet asks for its GPU.
         """
         known = self.allocations or {}
-        for uid, shares in allocations.items():
-            if self._presumed.pop(uid, None) is not None or uid in known:
+        for uid, shares in listed.items():
+            if self._presumed.pop(uid, None) is not None or known.get(uid) == shares:
                 continue
             mistaken = [
-                other
-                for other, (given, _) in self._presumed.items()
-                if given == shares and other not in allocations
+                other for other, (given, _) in self._presumed.items() if given == shares and other not in listed
             ]
             if mistaken:
                 del self._presumed[mistaken[-1]]
+        allocations = listed | self._kept(known, listed)
         if allocations != self.allocations:
             self.allocations = allocations
             self.touch()
+
+    def _kept(
+        self, known: Mapping[str, dict[str, int]], listed: Mapping[str, dict[str, int]]
+    ) -> dict[str, dict[str, int]]:
+        """Return the known allocations that a list lacks and does not contradict.
+
+        Kubelet frees the ids of a pod whose containers have ended before the API says so, and may give them to
+        another pod. Where the sum would then exceed a GPU, only what is listed counts.
+        """
+        kept = {
+            uid: shares
+            for uid, shares in known.items()
+            if uid not in listed and uid in self.pods and not self.pods[uid].is_over
+        }
+        total: Counter[str] = Counter()
+        for shares in (*listed.values(), *kept.values()):
+            total.update(shares)
+        full = {uuid for uuid, units in total.items() if units > SHARES_PER_GPU}
+        return {uid: shares for uid, shares in kept.items() if not full & shares.keys()}

@@ -10,6 +10,7 @@ from gpushare.core.api import Decision
 from gpushare_deviceplugin.kubelet import AllocationReconciler
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import tenants_of
 
 
 class Source:
@@ -114,3 +115,64 @@ async def test_shares_of_a_name_that_two_pods_have_are_nobodys_until_one_is_left
     state.drop_pod("uid-new")
     await reconciler.reconcile()
     assert (corrections.made, state.allocations) == ([], {"uid-old": {GPU_A: 25}})
+
+
+class TestAListThatLacksPods:
+    """Kubelet restarts, and answers before it knows its pods: for minutes if the API server is away."""
+
+    async def test_every_tenant_stays_until_it_is_over_or_gone(self, state: NodeState) -> None:
+        """Before: throttles were dropped, and what the loop knew of the pods was lost."""
+        for name in ("runs", "ends", "goes"):
+            state.put_pod(make_pod(name, gpu=GPU_A, phase="Running"))
+        source = Source({f"shop/{name}": {GPU_A: 25} for name in ("runs", "ends", "goes")})
+        reconciler = AllocationReconciler(state, source, Corrections())
+        await reconciler.reconcile()
+        source.listed = {}
+        await reconciler.reconcile()
+        assert {pod.name for pod, _ in tenants_of(state, GPU_A)} == {"runs", "ends", "goes"}
+        state.put_pod(make_pod("ends", gpu=GPU_A, phase="Succeeded"))
+        state.drop_pod("uid-goes")
+        await reconciler.reconcile()
+        assert state.allocations == {"uid-runs": {GPU_A: 25}}
+        source.listed = {"shop/runs": {GPU_A: 25}}
+        await reconciler.reconcile()
+        assert state.allocations == {"uid-runs": {GPU_A: 25}}
+
+    async def test_a_pod_that_pulls_its_image_does_not_wait_again(self, state: NodeState) -> None:
+        """Before: the next pod of its size got its GPU."""
+        state.put_pod(make_pod("pulls", gpu=GPU_A))
+        source = Source({"shop/pulls": {GPU_A: 25}})
+        reconciler = AllocationReconciler(state, source, Corrections())
+        await reconciler.reconcile()
+        source.listed = {}
+        await reconciler.reconcile()
+        new = make_pod("new", gpu=GPU_B, decided_at="2026-11-28T10:00:00Z")
+        state.put_pod(new)
+        assert state.pending() == [new]
+        presumed = state.presume({GPU_B: 25})
+        assert presumed == new
+        source.listed = {"shop/pulls": {GPU_A: 25}}
+        await reconciler.reconcile()
+        assert state.pending() == [], "that the list has it again is no sign that another was presumed wrongly"
+
+    async def test_where_the_list_gives_its_ids_to_another_it_has_them_no_more(self, state: NodeState) -> None:
+        """Kubelet frees the ids of a pod that has ended before the API server knows of its end."""
+        state.put_pod(make_pod("ended", gpu=GPU_A, share=60, phase="Running"))
+        state.put_pod(make_pod("elsewhere", gpu=GPU_B, share=60, phase="Running"))
+        source = Source({"shop/ended": {GPU_A: 60}, "shop/elsewhere": {GPU_B: 60}})
+        reconciler = AllocationReconciler(state, source, Corrections())
+        await reconciler.reconcile()
+        state.put_pod(make_pod("next", gpu=GPU_A, share=50))
+        source.listed = {"shop/next": {GPU_A: 50}}
+        await reconciler.reconcile()
+        assert state.allocations == {"uid-next": {GPU_A: 50}, "uid-elsewhere": {GPU_B: 60}}
+        assert {pod.name for pod, _ in tenants_of(state, GPU_A)} == {"next"}
+
+    async def test_a_pod_that_gets_other_ids_afterwards_has_those(self, state: NodeState) -> None:
+        state.put_pod(make_pod("a", gpu=GPU_A, phase="Running"))
+        source, corrections = Source({"shop/a": {GPU_A: 25}}), Corrections()
+        reconciler = AllocationReconciler(state, source, corrections)
+        for source.listed in ({"shop/a": {GPU_A: 25}}, {}, {"shop/a": {GPU_B: 25}}):
+            await reconciler.reconcile()
+        assert state.allocations == {"uid-a": {GPU_B: 25}}
+        assert corrections.made == [("uid-a", (GPU_B,))]

@@ -367,7 +367,7 @@ async def test_nobody_is_stopped_where_it_cannot_be_or_would_tell_nothing(bench:
     bench.state.put_pod(replace(pod, own_percentage=10))
     assert await bench.run(30.0) == 0
     bench.state.put_pod(pod)
-    bench.state.set_allocations({uid: {GPU_A: 25} for uid in ("uid-new", "uid-old")})
+    bench.state.allocations = {uid: {GPU_A: 25} for uid in ("uid-new", "uid-old")}
     assert await bench.run(30.0) == 0, "a client of a pod that is not known here"
     bench.state.set_allocations({uid: {GPU_A: 25} for uid in ("uid-new", "uid-old", "uid-other")})
     assert await bench.run(30.0) > 0
