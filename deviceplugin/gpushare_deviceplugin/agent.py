@@ -165,7 +165,9 @@ class Agent:
         plugins = kubelet / "device-plugins"
         under_way = AllocationsUnderWay(checkpoint=plugins / CHECKPOINT)
         under_way.expect()  # one that the previous agent began and the front holds
-        self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct, under_way)
+        self.reconciler = AllocationReconciler(
+            self.state, source, self.cluster.correct, under_way, tell=self.cluster.tell, clock=clock
+        )
         plugin = DevicePlugin(
             self.state,
             options.directory,

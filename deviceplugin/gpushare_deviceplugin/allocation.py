@@ -95,22 +95,22 @@ def check_memory(
 
 
 def prefer(
-    available: Sequence[str], must_include: Sequence[str], size: int, pending: Iterable[ManagedPod]
+    available: Sequence[str], must_include: Sequence[str], size: int, asking: Iterable[ManagedPod]
 ) -> list[str]:
     """Return the ids that the pod behind this request should get; empty when no GPU can serve it.
 
     Args:
         available: ids that kubelet offers, those of `must_include` among them.
         size: how many ids are wanted.
-        pending: pods of this node that are bound but not allocated yet; the one decided first is served first.
+        asking: pods of this node for which kubelet may ask, the likeliest first (`NodeState.asking`).
 
-    A request that matches no pending pod (its decision is unknown here) gets the fullest GPU that has room.
+    A request that matches none of them (its decision is unknown here) gets the fullest GPU that has room.
     """
     by_gpu: dict[str, list[str]] = {}
     for device_id in sorted(available):
         by_gpu.setdefault(gpu_of(device_id), []).append(device_id)
     forced = {gpu_of(device_id) for device_id in must_include}
-    for pod in sorted(pending, key=lambda each: (each.decision.decided_at if each.decision else "", each.uid)):
+    for pod in asking:
         if pod.decision is None or pod.share_units != size:
             continue
         chosen = _take(by_gpu, pod.decision.gpu_uuids, must_include, size)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from gpushare.core.api import Decision, names
 from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
+from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.rpc import CALL_ERRORS, describe, open_channel
@@ -35,6 +36,9 @@ QUIET_SECONDS: Final = 0.25
 POLL_SECONDS: Final = 0.05
 # Kubelet may have given up, or be starting many pods: after this time allocations are read anyway.
 LONGEST_WAIT_SECONDS: Final = 5.0
+# How long kubelet must list a pod without ids: an allocation takes milliseconds, a slow one 30 s.
+UNRECORDED_SECONDS: Final = 120.0
+NO_RECORD: Final = "NoDeviceIds"
 
 
 class AllocationsUnderWay:
@@ -131,7 +135,7 @@ class PodResourcesError(Exception):
 
 
 class PodResourcesSource(Protocol):
-    """Source of allocated shares: "namespace/name" -> shares by GPU. Raises PodResourcesError."""
+    """Source of allocated shares: "namespace/name" -> shares by GPU, empty for none. Raises PodResourcesError."""
 
     async def list(self) -> dict[str, dict[str, int]]:
         """Return kubelet's present allocations."""
@@ -145,7 +149,7 @@ class PodResources:
         self._socket = socket
 
     async def list(self) -> dict[str, dict[str, int]]:
-        """Return the shares by GPU of every pod that has any."""
+        """Return the shares by GPU of every pod that kubelet lists."""
         try:
             async with open_channel(self._socket) as channel:
                 stub = PodResourcesListerStub(channel)
@@ -161,8 +165,7 @@ class PodResources:
                 if devices.resource_name == names.SHARE_RESOURCE
                 for device_id in devices.device_ids
             ]
-            if ids:
-                found[f"{pod.namespace}/{pod.name}"] = shares_by_gpu(ids)
+            found[f"{pod.namespace}/{pod.name}"] = shares_by_gpu(ids)
         return found
 
 
@@ -172,6 +175,7 @@ class AllocationReconciler:
     Args:
         correct: writes a pod's decision annotations; if it raises, it is retried in the next round.
         under_way: kubelet's allocations; none may be in progress during a list.
+        tell: writes an event.
     """
 
     def __init__(
@@ -180,12 +184,18 @@ class AllocationReconciler:
         source: PodResourcesSource,
         correct: Callable[[ManagedPod, Decision], Awaitable[bool]],
         under_way: AllocationsUnderWay | None = None,
+        *,
+        tell: Callable[[Notice], Awaitable[None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._under_way = under_way or AllocationsUnderWay()
         self._state = state
         self._source = source
         self._correct = correct
+        self._tell, self._clock = tell, clock
         self._poked = asyncio.Event()
+        self._unrecorded: dict[str, float] = {}  # since when kubelet lists a pod without ids, by its uid
+        self._told: set[str] = set()
         self._counted: set[tuple[str, tuple[str, ...]]] = set()
         self._failing = self._uncorrected = self._unassigned = False
 
@@ -238,17 +248,45 @@ class AllocationReconciler:
             return
         self._failing = self._uncorrected = self._unassigned = False
         uids_now = self._uids_by_key()
-        allocations: dict[str, dict[str, int]] = {}
+        listed: dict[str, dict[str, int]] = {}
         for key, shares in by_key.items():
             uids = uids_now.get(key, set())
             if len(uids) == 1 and uids == uids_before.get(key):
-                allocations |= dict.fromkeys(uids, shares)
-            elif uids:
+                listed |= dict.fromkeys(uids, shares)
+            elif uids and shares:
                 self._unassigned = True  # the next list shows whose they are
+        allocations = {uid: shares for uid, shares in listed.items() if shares}
         self._state.set_allocations(allocations)
         for uid, shares in allocations.items():
             if uid in self._state.pods:
                 await self._hold_to(self._state.pods[uid], shares)
+        await self._tell_of(listed.keys() - allocations.keys())
+
+    async def _tell_of(self, unrecorded: Collection[str]) -> None:
+        """Write an event for each decided pod that kubelet has listed for long without ids.
+
+        It has lost its checkpoint. As it calls us before each start of a container (PreStartContainer), it refuses
+        the start: it looks for the ids before it would allocate them anew (GetDeviceRunContainerOptions in its
+        devicemanager/manager.go, v1.35).
+        """
+        now, pods = self._clock(), self._state.pods
+        self._unrecorded = {
+            uid: self._unrecorded.get(uid, now)
+            for uid in unrecorded
+            if uid in pods and pods[uid].decision is not None and pods[uid].ends_at is None
+        }
+        self._told &= self._unrecorded.keys()
+        for uid, since in list(self._unrecorded.items()):
+            if now - since < UNRECORDED_SECONDS or uid in self._told:
+                continue
+            self._told.add(uid)
+            note = (
+                "kubelet has lost its record of this pod's share, so none of its containers can start again; what "
+                "runs goes on. Delete the pod, so that its owner creates another"
+            )
+            _log.warning("pod %s: %s", pods[uid].key, note, extra={"pod": uid})
+            if self._tell is not None:
+                await self._tell(Notice(uid, NO_RECORD, note))
 
     def _uids_by_key(self) -> dict[str, set[str]]:
         """Return the uids of the pods that may have shares, by namespace/name."""

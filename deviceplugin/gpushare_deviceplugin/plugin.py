@@ -132,7 +132,7 @@ class DevicePlugin(DevicePluginServicer):
                     list(asked.available_deviceIDs),
                     list(asked.must_include_deviceIDs),
                     asked.allocation_size,
-                    self._state.pending(),
+                    self._state.asking(),
                 )
                 responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
             return api_pb2.PreferredAllocationResponse(container_responses=responses)
@@ -209,7 +209,7 @@ class DevicePlugin(DevicePluginServicer):
     def _memory_refusal(self, shares: Mapping[str, int], listed: Collection[str]) -> Rejection | None:
         asking = [pod for pod in self._state.fitting(shares) if pod.uid in listed]
         for uuid in shares:
-            holding = [pod for pod in self._state.holding(uuid) if pod.uid in listed]
+            holding = [pod for pod in self._state.holding(uuid) if pod.uid in listed and pod not in asking]
             refusal = check_memory(self._state.gpus[uuid], self._memory_reserve_mib, asking, holding)
             if refusal is not None:
                 return refusal

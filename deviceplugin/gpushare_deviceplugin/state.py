@@ -32,6 +32,11 @@ class Counts:
         self.errors[kind] = self.errors.get(kind, 0) + 1
 
 
+def _age(pod: ManagedPod) -> tuple[str, str]:
+    """Return what sorts the pod that was decided first to the front."""
+    return (pod.decision.decided_at if pod.decision else "", pod.uid)
+
+
 class NodeState:
     """The agent's state, which is not durable: it is rebuilt from pods and PodResources.
 
@@ -51,6 +56,7 @@ class NodeState:
         self.counts = Counts()
         self.problem = ""
         self.unmeasured: dict[str, str] = {}
+        self._listed: frozenset[str] = frozenset()  # uids that kubelet's last list names
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
         self._reported: set[tuple[str, str]] = set()
         self._clock = clock
@@ -130,13 +136,15 @@ class NodeState:
         """
         if self.allocations is not None and pod.uid in self.allocations:
             return self.allocations[pod.uid]
-        presumed = self._presumed.get(pod.uid)
-        if presumed is not None and self._clock() < presumed[1]:
-            return presumed[0]
+        if self._is_presumed(pod):
+            return self._presumed[pod.uid][0]
         if self.allocations is None and pod.phase == "Running" and pod.decision is not None:
             gpus = pod.decision.gpu_uuids
             return {uuid: pod.share_units // len(gpus) for uuid in gpus}
         return None
+
+    def _is_presumed(self, pod: ManagedPod) -> bool:
+        return pod.uid in self._presumed and self._clock() < self._presumed[pod.uid][1]
 
     def gpus_of(self, pod: ManagedPod) -> tuple[str, ...]:
         """Return the GPUs on which the pod's processes may run: the allocated ones, else the decided ones."""
@@ -147,17 +155,37 @@ class NodeState:
 
     def pending(self) -> list[ManagedPod]:
         """Return the pods that are bound to this node without device ids yet; a running pod always has some."""
-        return [pod for pod in self.pods.values() if pod.phase in _WAITING and self.allocated(pod) is None]
+        return [pod for pod in self.pods.values() if self._is_pending(pod)]
+
+    def _is_pending(self, pod: ManagedPod) -> bool:
+        return pod.phase in _WAITING and self.allocated(pod) is None
+
+    def asking(self) -> list[ManagedPod]:
+        """Return the pods for which kubelet may ask for ids now, the likeliest first.
+
+        These are the pending ones, and after them those that its last list does not name, although they have ids.
+        A kubelet that restarts without its checkpoint allocates anew, also for a pod whose phase is still Running:
+        the whole node was started anew, or its container waits for its next start.
+        """
+        unlisted = [
+            pod
+            for pod in self.pods.values()
+            if not (pod.is_over or pod.uid in self._listed or self._is_presumed(pod) or self._is_pending(pod))
+        ]
+        return [*sorted(self.pending(), key=_age), *sorted(unlisted, key=_age)]
 
     def fitting(self, shares: Mapping[str, int]) -> list[ManagedPod]:
-        """Return the pods that may be requesting these shares by GPU, the one decided first at the front."""
+        """Return the pods that may be requesting these shares by GPU, the one decided first at the front.
+
+        Those that no list names are returned only if no pending pod fits.
+        """
         size = sum(shares.values())
         fitting = [
             pod
-            for pod in self.pending()
+            for pod in self.asking()
             if pod.share_units == size and pod.decision is not None and set(pod.decision.gpu_uuids) == set(shares)
         ]
-        return sorted(fitting, key=lambda each: (each.decision.decided_at if each.decision else "", each.uid))
+        return [pod for pod in fitting if self._is_pending(pod)] or fitting
 
     def holding(self, uuid: str) -> list[ManagedPod]:
         """Return the decided pods that hold memory of a GPU.
@@ -205,6 +233,7 @@ class NodeState:
             ]
             if mistaken:
                 del self._presumed[mistaken[-1]]
+        self._listed = frozenset(listed)
         allocations = listed | self._kept(known, listed)
         if allocations != self.allocations:
             self.allocations = allocations

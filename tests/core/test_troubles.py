@@ -34,7 +34,7 @@ from gpushare.extender import explain as waiting_events
 from gpushare.front import place as front_place
 from gpushare.mps import freezer, ledger
 from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, Mismatch, MismatchKind
-from gpushare_deviceplugin import allocation, gates, hygiene, outside, plugin, status
+from gpushare_deviceplugin import allocation, gates, hygiene, kubelet, outside, plugin, status
 from gpushare_operator import metrics as operator_metrics
 from gpushare_operator import retractor
 from gpushare_operator.metrics import EvictionRefusal
@@ -43,7 +43,7 @@ RESTRICTED = PAGE.parents[2] / "helm" / "gpushare" / "templates" / "policies" / 
 WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU is unhealthy"
 HELD, OTHERWISE = "A process waits and says nothing", "A process is ended, or is not what was decided"
 OUTSIDE, UNTHROTTLED = "The pod does not use MPS", "A promise is broken, and nobody is throttled"
-NONE = "There are no GPUs"
+NONE, STARTLESS = "There are no GPUs", "A container does not start"
 # Rows of the page of slow pods.
 AT_PROMISE, MENDING, UNMENDED, *_ = SLOW
 DASHES = {"a dash at PREDICTED", "a dash at SEEN"}
@@ -216,7 +216,10 @@ def said_by_heading() -> dict[str, list[str]]:
             *notices["GpuFault"],
             *notices["MpsRestarted"],
         ],
-        "A container does not start": saying(plugin, "no MPS gate listens"),
+        STARTLESS: [
+            *saying(plugin, "no MPS gate listens"),
+            *saying(kubelet, "kubelet has lost its record of this pod's share"),
+        ],
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
         OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
         OUTSIDE: [*outside_mps(), *saying(outside, "again and again")],
@@ -263,6 +266,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
         REJECTED: {plugin.NO_MEMORY, "Failed"},  # the phase
         UNHEALTHY: {*(set(notices) - held_notices - otherwise), *hygiene._EVENTS.values(), "Isolated"}
         - {"PodStalled"},
+        STARTLESS: {kubelet.NO_RECORD, "CreateContainerConfigError"},
         HELD: held_notices,
         OTHERWISE: otherwise,
         UNTHROTTLED: {

@@ -18,6 +18,7 @@ from gpushare_deviceplugin.allocation import (
     prefer,
     shares_by_gpu,
 )
+from gpushare_deviceplugin.state import NodeState
 
 ALL = [*device_ids(GPU_A), *device_ids(GPU_B)]
 
@@ -33,12 +34,10 @@ def test_the_decided_gpu_is_preferred_over_the_fuller_one() -> None:
     assert shares_by_gpu(prefer(available, [], 25, [make_pod(gpu=GPU_B)])) == {GPU_B: 25}
 
 
-def test_of_two_pods_of_one_size_the_one_decided_first_is_served_first() -> None:
-    pods = [
-        make_pod("late", gpu=GPU_A, decided_at="2026-11-21T10:00:02Z"),
-        make_pod("early", gpu=GPU_B, decided_at="2026-11-21T10:00:01Z"),
-    ]
-    assert shares_by_gpu(prefer(ALL, [], 25, pods)) == {GPU_B: 25}
+def test_of_two_pods_of_one_size_the_one_decided_first_is_served_first(state: NodeState) -> None:
+    state.put_pod(make_pod("late", gpu=GPU_A, decided_at="2026-11-21T10:00:02Z"))
+    state.put_pod(make_pod("early", gpu=GPU_B, decided_at="2026-11-21T10:00:01Z"))
+    assert shares_by_gpu(prefer(ALL, [], 25, state.asking())) == {GPU_B: 25}
 
 
 def test_a_decided_gpu_without_room_gives_way_to_the_next_pod_or_the_fullest_gpu() -> None:

@@ -1,13 +1,19 @@
 """Reconciliation with kubelet's lists while the pods change during its calls."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tests.deviceplugin.fakes import GPU_A, GPU_B, make_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
 from gpushare.core.api import Decision
-from gpushare_deviceplugin.kubelet import AllocationReconciler
+from gpushare_deviceplugin import api_pb2
+from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
+from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.kubelet import NO_RECORD, UNRECORDED_SECONDS, AllocationReconciler
+from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import tenants_of
@@ -37,6 +43,22 @@ class Corrections:
     async def __call__(self, pod: ManagedPod, decision: Decision) -> bool:
         self.made.append((pod.uid, decision.gpu_uuids))
         return True
+
+
+class Refused(Exception):
+    """What kubelet is answered instead of a grant."""
+
+
+class Context:
+    async def abort(self, _code: object, text: str) -> None:
+        raise Refused(text)
+
+
+def listed_of(state: NodeState) -> Callable[[], Awaitable[frozenset[str]]]:
+    async def refresh() -> frozenset[str]:
+        return frozenset(state.pods)
+
+    return refresh
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -176,3 +198,92 @@ class TestAListThatLacksPods:
             await reconciler.reconcile()
         assert state.allocations == {"uid-a": {GPU_B: 25}}
         assert corrections.made == [("uid-a", (GPU_B,))]
+
+
+class TestALostCheckpoint:
+    """Kubelet knows the pods, and not their ids."""
+
+    async def test_a_pod_that_is_listed_without_ids_for_long_is_told_of_once(
+        self, state: NodeState, clock: Clock
+    ) -> None:
+        told: list[Notice] = []
+
+        async def tell(notice: Notice) -> None:
+            told.append(notice)
+
+        for name in ("lost", "lives"):
+            state.put_pod(make_pod(name, gpu=GPU_A, phase="Running"))
+        state.put_pod(make_pod("undecided", gpu=None))
+        deletion = {"deletionTimestamp": "2026-11-28T10:00:30Z", "deletionGracePeriodSeconds": 30}
+        state.put_pod(make_pod("leaves", gpu=GPU_A, phase="Running", metadata=deletion))
+        nothing: dict[str, int] = {}
+        source = Source({f"shop/{name}": nothing for name in ("lost", "undecided", "leaves", "stranger")})
+        reconciler = AllocationReconciler(state, source, Corrections(), tell=tell, clock=clock)
+        await reconciler.reconcile()
+        source.listed |= {"shop/lives": nothing}  # its allocation has only begun
+        clock.now += UNRECORDED_SECONDS - 1
+        await reconciler.reconcile()
+        source.listed["shop/lives"] = {GPU_A: 25}
+        clock.now += 1
+        await reconciler.reconcile()
+        clock.now += UNRECORDED_SECONDS
+        await reconciler.reconcile()
+        [notice] = told
+        assert (notice.pod_uid, notice.reason) == ("uid-lost", NO_RECORD)
+        assert "none of its containers can start again" in notice.note
+
+    async def test_a_kubelet_that_does_not_know_its_pods_yet_is_not_one(
+        self, state: NodeState, clock: Clock
+    ) -> None:
+        told: list[Notice] = []
+
+        async def tell(notice: Notice) -> None:
+            told.append(notice)
+
+        state.put_pod(make_pod("a", gpu=GPU_A, phase="Running"))
+        source = Source({"shop/a": {GPU_A: 25}})
+        reconciler = AllocationReconciler(state, source, Corrections(), tell=tell, clock=clock)
+        await reconciler.reconcile()
+        source.listed = {}
+        for _ in range(3):
+            clock.now += UNRECORDED_SECONDS
+            await reconciler.reconcile()
+        assert told == []
+
+    @pytest.mark.parametrize("phase", ["Running", "Pending"])
+    async def test_two_pods_that_ask_again_get_their_own_gpus_and_no_gpus_memory_is_exceeded(
+        self, state: NodeState, phase: str
+    ) -> None:
+        """Before: a pod whose phase was Running got the fullest GPU, and its annotation was set to it."""
+        for name, gpu in (("a", GPU_B), ("b", GPU_A)):
+            state.put_pod(make_pod(name, gpu=gpu, share=50, memory_mib=120_000, phase=phase))
+        plugin = DevicePlugin(state, Path("/run/gpushare"), memory_reserve_mib=1024)
+        free = {*device_ids(GPU_A), *device_ids(GPU_B)}
+        source, corrections = Source({}), Corrections()
+        reconciler = AllocationReconciler(state, source, corrections)
+        await reconciler.reconcile()
+        for name in ("a", "b"):
+            asked = api_pb2.ContainerPreferredAllocationRequest(
+                available_deviceIDs=sorted(free), allocation_size=50
+            )
+            request = api_pb2.PreferredAllocationRequest(container_requests=[asked])
+            answer = await plugin.GetPreferredAllocation(request, None)
+            ids = list(answer.container_responses[0].deviceIDs)
+            granted = api_pb2.ContainerAllocateRequest(devices_ids=ids)
+            await plugin.Allocate(api_pb2.AllocateRequest(container_requests=[granted]), None)
+            free -= set(ids)
+            source.listed[f"shop/{name}"] = shares_by_gpu(ids)
+            await reconciler.reconcile()
+        assert state.allocations == {"uid-a": {GPU_B: 50}, "uid-b": {GPU_A: 50}}
+        assert corrections.made == []
+
+    async def test_a_running_pod_that_asks_again_is_refused_where_its_memory_is_not_free(
+        self, state: NodeState
+    ) -> None:
+        state.put_pod(make_pod("new", gpu=GPU_A, share=25, memory_mib=120_000, phase="Running"))
+        state.put_pod(make_pod("old", gpu=GPU_A, share=50, memory_mib=120_000, phase="Running"))
+        state.set_allocations({"uid-new": {GPU_A: 25}})
+        plugin = DevicePlugin(state, Path("/run/gpushare"), refresh_pods=listed_of(state), memory_reserve_mib=1024)
+        granted = api_pb2.ContainerAllocateRequest(devices_ids=list(device_ids(GPU_A)[:50]))
+        with pytest.raises(Refused, match="other pods hold 120000 MiB"):
+            await plugin.Allocate(api_pb2.AllocateRequest(container_requests=[granted]), Context())

@@ -158,6 +158,30 @@ class TestPresumedAllocation:
         state.put_pod(make_pod("a", phase="Running"))
         assert state.pending() == []
 
+    def test_it_is_served_once_nobody_of_its_size_waits(self, state: NodeState) -> None:
+        """A kubelet that has lost its checkpoint allocates anew for pods whose phase is still Running."""
+        listed = make_pod("listed", phase="Running", decided_at="2026-11-21T09:00:00Z")
+        state.put_pod(listed)
+        state.set_allocations({"uid-listed": {GPU_A: 25}})
+        state.put_pod(make_pod("runs", phase="Running", decided_at="2026-11-21T10:00:00Z"))
+        state.put_pod(make_pod("over", phase="Failed", decided_at="2026-11-21T09:00:00Z"))
+        state.put_pod(make_pod("waits", decided_at="2026-11-21T11:00:00Z"))
+        assert [pod.name for pod in state.asking()] == ["waits", "runs"]
+        assert [pod.name for pod in state.fitting({GPU_A: 25})] == ["waits"], "its limit alone counts at its call"
+        for name in ("waits", "runs"):
+            presumed = state.presume({GPU_A: 25})
+            assert presumed is not None
+            assert presumed.name == name
+        assert state.asking() == []
+
+    def test_one_that_a_later_list_lacks_may_ask_again_and_keeps_its_gpu(self, state: NodeState) -> None:
+        state.put_pod(make_pod("a", phase="Running"))
+        state.set_allocations({"uid-a": {GPU_A: 25}})
+        assert state.asking() == []
+        state.set_allocations({})
+        assert [pod.name for pod in state.asking()] == ["a"]
+        assert state.gpus_of(state.pods["uid-a"]) == (GPU_A,)
+
 
 class TestGates:
     def test_only_a_gpu_whose_mps_is_up_takes_tenants(self) -> None:

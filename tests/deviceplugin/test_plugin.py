@@ -546,7 +546,7 @@ async def test_an_answer_larger_than_grpcs_default_is_read(
     assert sum(map(len, ids)) > 4 * 1024 * 1024
     kubelet.allocated = {"shop/a": ids}
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
-    assert await source.list() == {"shop/a": {GPU_A: len(ids)}}
+    assert await source.list() == {"shop/a": {GPU_A: len(ids)}, "kube-system/coredns": {}}
 
 
 async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeState, kubelet: FakeKubelet) -> None:
