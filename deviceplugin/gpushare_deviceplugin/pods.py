@@ -46,6 +46,7 @@ class ManagedPod:
         slo: its own latency target; admission refuses invalid ones.
         ip: its address; empty while it has none. is_host_network: that is the node's.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
+        grace_seconds: grace period of its deletion; 0 while it is not being deleted.
     """
 
     uid: str
@@ -58,6 +59,7 @@ class ManagedPod:
     job_class: JobClass
     workload: str
     ends_at: float | None = None
+    grace_seconds: float = 0.0
     own_percentage: int | None = None
     processes: int = 1
     has_class: bool = False
@@ -92,6 +94,8 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         processes = 1
     slo = parse_slo(pod.annotations)
     spec = obj.get("spec") or {}
+    deleted_at, grace_seconds = deletion_of(obj["metadata"])
+    kill_at = unix_seconds(deleted_at)
     return ManagedPod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -102,7 +106,8 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         problem=problem,
         job_class=job_class,
         workload=_workload(pod),
-        ends_at=_ends_at(obj["metadata"]),
+        ends_at=None if math.isinf(kill_at) else end_of_clients(kill_at, grace_seconds),
+        grace_seconds=grace_seconds,
         own_percentage=_own_percentage(spec),
         processes=processes,
         has_class=names.CLASS in pod.annotations,
@@ -127,11 +132,9 @@ def _own_percentage(spec: Mapping[str, Any]) -> int | None:
     return min((max(1, int(value)) for value in found if 0 < value <= 100), default=None)
 
 
-def _ends_at(metadata: Mapping[str, Any]) -> float | None:
+def end_of_clients(kill_at: float, grace_seconds: float) -> float:
     """Return when to end a deleted pod's clients: shortly before its grace period ends."""
-    deleted_at, grace_seconds = deletion_of(metadata)
-    kill_at = unix_seconds(deleted_at)
-    return None if math.isinf(kill_at) else kill_at - min(END_BEFORE_KILL_SECONDS, grace_seconds)
+    return kill_at - min(END_BEFORE_KILL_SECONDS, grace_seconds)
 
 
 def _workload(pod: PodView) -> str:

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.gpu import GpuHealth, GpuInfo, Health
-from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.pods import ManagedPod, end_of_clients
 
 _log = logging.getLogger(__name__)
 _WAITING: Final = frozenset({"", "Pending"})
 PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation much sooner; by then the pod was refused
+
+CLOCK_SECONDS: Final = 1.0  # a deletion's time is in whole seconds; clocks that NTP keeps differ by far less
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class NodeState:
         changed: set by every change that matters to the GpuNode, the decisions or kubelet.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self.gpus: dict[str, GpuInfo] = {}
         self.health: dict[str, GpuHealth] = {}
         self.pods: dict[str, ManagedPod] = {}
@@ -59,7 +62,8 @@ class NodeState:
         self._listed: frozenset[str] = frozenset()  # uids that kubelet's last list names
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
         self._reported: set[tuple[str, str]] = set()
-        self._clock = clock
+        self._clock, self._wall = clock, wall
+        self._is_clock_behind = False
         self._waiters: set[asyncio.Event] = set()
 
     def subscribe(self) -> asyncio.Event:
@@ -118,9 +122,35 @@ class NodeState:
         old = self.pods.get(pod.uid)
         if pod.problem and old is not None and old.decision is not None:
             return  # a running pod keeps its last valid decision
+        if old is not None and pod.ends_at is not None:
+            pod = self._with_own_end(old, pod, pod.ends_at)
         if old != pod:
             self.pods[pod.uid] = pod
             self.touch()
+
+    def _with_own_end(self, old: ManagedPod, pod: ManagedPod, ends_at: float) -> ManagedPod:
+        """Return a pod under deletion whose end is counted by our own clock too; the earliest end counts.
+
+        Kubelet counts the grace period from the moment in which it sees the deletion, by a timer. The deletion's
+        own time is the API server's, so on a node whose clock is behind, that end would come after the kill.
+        """
+        ends = [ends_at] if old.ends_at is None else [ends_at, old.ends_at]
+        if old.ends_at is None or old.grace_seconds != pod.grace_seconds:  # deleted now, or again with another one
+            ends.append(end_of_clients(self._wall() + pod.grace_seconds, pod.grace_seconds))
+            self._check_clock(behind_seconds=ends_at - ends[-1])
+        return replace(pod, ends_at=min(ends))
+
+    def _check_clock(self, behind_seconds: float) -> None:
+        is_behind = behind_seconds > CLOCK_SECONDS
+        if is_behind:
+            self.counts.error("clock")
+        if is_behind and not self._is_clock_behind:
+            _log.warning(
+                "this node's clock is %.0f s behind the API server's, or more: ends of deleted pods are counted "
+                "from when they are seen",
+                behind_seconds,
+            )
+        self._is_clock_behind = is_behind
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone from the API."""

@@ -48,6 +48,37 @@ class TestDecisions:
         assert {uid: d.ends_at for uid, d in written.pods.items()} == {"uid-leaves": ends_at, "uid-stays": None}
         assert written.unknown == 0
 
+    @pytest.mark.parametrize(
+        ("ahead_seconds", "ends_after", "clock_errors"),
+        [(0, 27, 0), (-0.9, 26.1, 0), (-5, 22, 1), (-600, -573, 1), (600, 27, 0)],
+        ids=["right", "nearly right", "behind", "far behind", "ahead"],
+    )
+    def test_a_clock_that_is_behind_ends_a_deleted_pods_clients_before_kubelets_kill_too(
+        self, ahead_seconds: float, ends_after: float, clock_errors: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Before: the API server's clock alone counted, so they ended after the kill on a node 3 s behind it."""
+        deleted_at = 1000.0  # by the API server's clock; kubelet kills by its timer, 30 s after it has seen that
+        state = NodeState(lambda: 0.0, wall=lambda: deleted_at + ahead_seconds)
+        deletion = {"deletionTimestamp": "1970-01-01T00:17:10Z", "deletionGracePeriodSeconds": 30}
+        for name in ("a", "b"):
+            state.put_pod(make_pod(name, phase="Running"))
+            for _ in range(2):  # what changes later does not count the period anew
+                state.put_pod(make_pod(name, phase="Running", metadata=deletion))
+        assert [pod.ends_at for pod in state.pods.values()] == pytest.approx([deleted_at + ends_after] * 2)
+        assert state.counts.errors.get("clock", 0) == 2 * clock_errors
+        assert caplog.text.count("this node's clock is") == clock_errors
+
+    def test_a_second_deletion_with_a_shorter_period_counts_from_when_it_is_seen(self) -> None:
+        now = 400.0  # ten minutes behind
+        state = NodeState(lambda: 0.0, wall=lambda: now)
+        state.put_pod(make_pod("a", phase="Running"))
+        for elapsed, grace, ends_at in ((0, 30, 427.0), (5, 10, 412.0), (13, 8, 412.0)):
+            now = 400.0 + elapsed
+            stamp = f"1970-01-01T00:{16 + (40 + grace) // 60}:{(40 + grace) % 60:02d}Z"
+            deletion = {"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}
+            state.put_pod(make_pod("a", phase="Running", metadata=deletion))
+            assert state.pods["uid-a"].ends_at == ends_at
+
     def test_decisions_that_are_gone_from_the_disk_are_written_again(
         self, state: NodeState, tmp_path: Path
     ) -> None:
