@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushare.mps import commands
-from gpushare.mps.ending import Endings, EndingStep
+from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.gate import Backend
 from gpushare.mps.identity import ends_with, is_alive, start_ticks_of
 from gpushare.mps.layout import Decisions, PodDecision, write_decisions
@@ -62,6 +62,53 @@ async def test_a_deleted_pods_clients_are_stopped_before_its_kill_and_no_new_one
     assert neighbour.process.poll() is None
     assert neighbour.pid in await stage.look()
     assert await stage.control.server_state(stage.server_pid) is commands.ServerState.ACTIVE
+
+
+@pytest.fixture
+async def deleted(stage, tenants):
+    """A client of a pod that is deleted at 1000 with a grace period of 30 s, and its neighbour."""
+    write_decisions(stage.gpu, Decisions({"a": PodDecision(20, 8192, ends_at=1027.0), "b": PodDecision(20, 8192)}))
+    stage.gate._policy.wall = lambda: 1000.0
+    victim = tenants(stage.gpu.tenant, "--workload", "gemm-fp16", "--memory-mib", "100")
+    neighbour = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
+    stage.pods[victim.pid], stage.pods[neighbour.pid] = "a", "b"
+    await eventually(lambda: victim.is_connected() and neighbour.is_connected(), "both connected")
+    await stage.look()
+    yield victim, neighbour
+    assert neighbour.process.poll() is None
+    assert not is_stopped(neighbour.pid)
+
+
+async def test_when_the_wall_clock_jumps_ahead_they_are_stopped_that_much_earlier(stage, deleted):
+    victim, _ = deleted
+    wall, now = 1005.0, 5.0
+    stage.gate._policy.wall = lambda: wall
+    stage.gate._endings = Endings(clock=lambda: now)
+    await stage.gate.end_leaving()
+    assert not is_stopped(victim.pid)
+    wall += 600.0
+    await stage.gate.end_leaving()
+    await eventually(lambda: is_stopped(victim.pid), "stopped 22 s early")
+    wall -= 600.0
+    now += LEAVING_DRAIN_SECONDS
+    await eventually(
+        lambda: victim.process.poll() is not None, "ended by the gate's own clock, wherever the other is"
+    )
+
+
+async def test_when_the_wall_clock_jumps_back_kubelet_kills_them_unprepared(stage, deleted):
+    victim, _ = deleted
+    wall = 1026.0
+    stage.gate._policy.wall = lambda: wall
+    stage.gate._endings = Endings(clock=lambda: 0.0)
+    wall -= 600.0
+    for _ in range(4):  # until kubelet's kill, which follows no wall clock
+        wall += 1.0
+        await stage.gate.end_leaving()
+        assert not is_stopped(victim.pid)
+    wall = 1027.0  # the clock was set right again
+    await stage.gate.end_leaving()
+    await eventually(lambda: is_stopped(victim.pid), "stopped late, if it still runs")
 
 
 @pytest.mark.parametrize("state", [GateState.SELF_TEST, GateState.DOWN, GateState.FAULT])
