@@ -23,6 +23,7 @@ from devcluster.settings import (
     ETCD_PORT,
     KUBERNETES_VERSION,
     NODE_IP,
+    NODE_LABELS,
     NODE_NAME,
     PAUSE_IMAGE,
     POD_CIDR,
@@ -214,6 +215,7 @@ class LocalCluster:
             f"--cert-dir={self.state}/pki",
             f"--hostname-override={NODE_NAME}",
             f"--node-ip={NODE_IP}",
+            f"--node-labels={','.join(f'{key}={value}' for key, value in NODE_LABELS.items())}",
         ]
         self.processes.ensure("kubelet", [kube, "kubelet", *kubelet])
         self.wait_node()

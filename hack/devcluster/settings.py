@@ -8,6 +8,8 @@ HACK = REPOSITORY / "hack"
 
 KUBERNETES_VERSION = "1.35.4"  # the last minor version that runs with containerd 1.6 (Debian 12) and on cgroup v1
 NODE_NAME = "gpushare-dev"
+# As every cloud labels its nodes; the API server copies them to bound pods from Kubernetes 1.35 on.
+NODE_LABELS = {"topology.kubernetes.io/region": "dev", "topology.kubernetes.io/zone": "dev-a"}
 # The cluster's own bridge. Every server of the cluster listens here or on loopback, nowhere else.
 BRIDGE = "gpushare0"
 NODE_IP = "10.88.0.1"
