@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import shutil
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpushare.core.admission import AdmissionPolicy, Defaults
 from gpushare.core.api import GpuShare, names
 from gpushare.kube import Change
 from gpushare.runtime.certificates import Certificate
-from gpushare_operator.admission import AdmissionServerSettings
+from gpushare_operator.admission import AdmissionServerSettings, serve
 from gpushare_operator.admission.__main__ import parse_settings
 from gpushare_operator.admission.review import BadReviewError, Webhook, review
 from gpushare_operator.admission.server import ServerLimits
@@ -230,6 +231,35 @@ async def test_a_new_certificate_is_taken_up_without_a_restart(
     assert (certificate.reloads, certificate.failures) == (1, 2)
 
 
+async def test_it_answers_by_either_family_unless_it_is_told_an_address(
+    tmp_path: Path, make_certificate: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "there-is-none"))
+    trusted = ssl.create_default_context(cadata=make_certificate(tmp_path).decode())
+    stop = asyncio.Event()
+    server = asyncio.create_task(serve(AdmissionServerSettings(tmp_path, port=free_port), stop))
+    try:
+        for address in ("127.0.0.1", "::1"):
+            async with asyncio.timeout(120):
+                while True:
+                    try:
+                        _, writer = await asyncio.open_connection(
+                            address, free_port, ssl=trusted, server_hostname="localhost"
+                        )
+                        break
+                    except ConnectionRefusedError:  # not started yet; on ::1, before, for ever
+                        assert address == "127.0.0.1"
+                        await asyncio.sleep(0.01)
+            writer.close()
+    finally:
+        stop.set()
+        await server
+
+
 def test_no_certificate_is_an_error_at_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"tls\.crt"):
         Certificate(tmp_path)
@@ -239,7 +269,7 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     environment = {"GPUSHARE_DEFAULT_FRACTION": "0.2", "GPUSHARE_RUNTIME_CLASS": ""}
     settings = parse_settings(["--port", "9443", "--cert-dir", "/tls"], environment)
     assert settings == AdmissionServerSettings(
-        Path("/tls"), "0.0.0.0", 9443, AdmissionPolicy(Defaults(auto_fraction="0.2"), None)
+        Path("/tls"), "", 9443, AdmissionPolicy(Defaults(auto_fraction="0.2"), None)
     )
     allowing = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_ALLOWED_ENV": "CUDA_VISIBLE_DEVICES,CUDA_MPS_X"})
     assert allowing.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_X"}

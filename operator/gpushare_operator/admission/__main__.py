@@ -29,7 +29,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     parser = argparse.ArgumentParser(prog="gpushare-admission", description="gpushare's admission webhooks")
     add = options_of(parser, None)
     add("port", 8443, "HTTPS port (default: %(default)s)", type=int)
-    add("host", "0.0.0.0", "address to listen on (default: %(default)s)")
+    add("host", "", "address to listen on (default: all)")
     add("cert-dir", None, "directory with tls.crt and tls.key", type=Path, required=True)
     parsed, variables = parser.parse_args(arguments), Variables(environment)
     try:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from gpushare.core.api import Reason, shown
 from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
-from gpushare.runtime.http import BearerToken, metrics_token
+from gpushare.runtime.http import BearerToken, listen_at, metrics_token
 from gpushare.runtime.tasks import without_end
 from gpushare_operator.admission.connections import Connections
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
@@ -76,10 +75,10 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionServerSettings:
-    """Address, certificate directory and limits of the server."""
+    """Address, certificate directory and limits of the server; an empty host means every address."""
 
     certificates: Path
-    host: str = "0.0.0.0"
+    host: str = ""
     port: int = 8443
     policy: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -310,12 +309,11 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
         background = [tasks.create_task(without_end(name, work)) for name, work in endless.items()]
         try:
             assert runner.server is not None  # after setup
-            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-            listening = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+            listening = listen_at(settings.host, settings.port, backlog=_BACKLOG)
             listening.setblocking(False)
             accepting = connections.accept(listening, runner.server, certificate.context, limits.handshake_seconds)
             background.append(tasks.create_task(without_end("accepting", accepting)))
-            _log.info("serving admission on https://%s:%d", settings.host, settings.port)
+            _log.info("serving admission on %s port %d", settings.host or "every address", settings.port)
             await stop.wait()
         finally:
             await runner.cleanup()

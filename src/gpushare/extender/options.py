@@ -53,7 +53,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add = options_of(parser, environment)
     add("host", "127.0.0.1", "address of the verbs; kube-scheduler is in the same pod")
     add("port", "8888", "port of the verbs", type=int)
-    add("metrics-host", "0.0.0.0", "address of /metrics, /livez, /readyz and /healthz")
+    add("metrics-host", "", "address of /metrics, /livez, /readyz and /healthz; default: all")
     add("metrics-port", "9090", "their port", type=int)
     add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")

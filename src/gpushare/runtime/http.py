@@ -137,7 +137,7 @@ class MetricsServer:
         if certificate is not None and METRICS_PATH in self._routes:
             self._routes[METRICS_PATH] = _with_end_of(certificate, self._routes[METRICS_PATH])
         self._limits = limits or HttpLimits()
-        self._socket = _listen(address, port, backlog=self._limits.connections)
+        self._socket = listen_at(address, port, backlog=self._limits.connections)
         self.port: int = self._socket.getsockname()[1]
         self._waiting: dict[
             asyncio.StreamWriter, asyncio.Task[None]
@@ -324,8 +324,8 @@ def _header(head: bytes, name: bytes) -> str:
     return ""
 
 
-def _listen(address: str, port: int, backlog: int) -> socket.socket:
-    """Return a listening socket; without an address on all addresses, including IPv6 if available."""
+def listen_at(address: str, port: int, backlog: int) -> socket.socket:
+    """Return a listening socket; without an address on all, of IPv4 and, if the node has it, IPv6."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)
