@@ -218,6 +218,6 @@ def test_webhooks_trust_the_certificate_that_the_server_gets(render: Render) -> 
     assert {h["clientConfig"]["caBundle"] for h in webhooks(objects)} == {secret["data"]["ca.crt"]}
     with_cert_manager = render({"certManager": {"enabled": True}})
     assert not of_kind(with_cert_manager, "Secret")
-    (certificate,) = of_kind(with_cert_manager, "Certificate")
+    (certificate,) = of_kind(with_cert_manager, "Certificate", "gpushare-admission")
     assert certificate["spec"]["secretName"] == secret["metadata"]["name"]
     assert "gpushare-admission.gpushare-system.svc" in certificate["spec"]["dnsNames"]

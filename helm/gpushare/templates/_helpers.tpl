@@ -180,6 +180,15 @@ checksum/models: {{ toJson . | sha256sum }}
 {{ ternary "HTTPS" "HTTP" .Values.metrics.tls.enabled }}
 {{- end }}
 
+{{/* Who signs with cert-manager: the issuer of the values, else the chart's own authority. */}}
+{{- define "gpushare.issuer" -}}
+{{- with .Values.certManager.issuer -}}
+name: {{ .name | default (printf "%s-ca" (include "gpushare.fullname" $)) }}
+kind: {{ ternary .kind "Issuer" (ne .name "") }}
+group: {{ ternary .group "cert-manager.io" (ne .name "") }}
+{{- end }}
+{{- end }}
+
 {{/*
 A Secret with a certificate of the chart's own authority; takes (list $ "secret's name" "host" "component"). Kept across
 upgrades, and renewed by the first one in the second half of its life; one of unknown age is renewed as well.
