@@ -40,7 +40,7 @@ VALUE_SETS: dict[str, Json] = {
         "priorityClasses": {"node": "", "cluster": ""},
         "admission": {"replicas": 1},
         "scheduler": {"replicas": 1},
-        "nodes": {"affinity": {}, "tolerations": []},
+        "nodes": {"affinity": {}, "taints": []},
         "nameOverride": "share",
         "policy": {"restricted": []},
     },

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from tests.chart.chartobjects import CHART, ROOT, VALUES, Json, Render, containers, of_kind, webhooks, workloads
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import names
 from gpushare.mps import host as mps_host
 from gpushare.twin.mps import stopped
@@ -168,6 +169,26 @@ def test_only_the_mps_host_may_write_cgroups_and_only_for_the_throttle(render: R
         assert host.cgroup_root == stopped.NODE_CGROUPS, "the twin sees who is frozen"
     else:
         assert "cgroup" not in volumes
+
+
+def test_the_node_parts_tolerate_the_taints_of_gpu_nodes_and_what_is_added(render: Render) -> None:
+    own = {"operator": "Exists", "effect": "NoExecute"}
+    found = workloads(render({"nodes": {"taints": ["sku"], "tolerations": [own]}}))
+    for part in ("agent", "mps"):
+        assert found[part]["spec"]["template"]["spec"]["tolerations"] == [
+            own,
+            {"key": "sku", "operator": "Exists"},
+        ]
+        usual = workloads(render())[part]["spec"]["template"]["spec"]["tolerations"]
+        assert usual == [{"key": key, "operator": "Exists"} for key in Defaults().taints]
+
+
+def test_the_pod_of_helm_test_is_placed_by_what_admission_adds_as_a_users_is(render: Render) -> None:
+    """Before: it had the tolerations of the agent, and passed on a node that no user's pod could go to."""
+    (pod,) = of_kind(render(), "Pod")
+    assert (
+        not {"tolerations", "nodeSelector", "affinity", "schedulerName", "runtimeClassName"} & pod["spec"].keys()
+    )
 
 
 def test_an_upgrade_never_restarts_the_mps_host(render: Render) -> None:

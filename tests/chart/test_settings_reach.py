@@ -35,6 +35,7 @@ NONSENSE: dict[str, list[object]] = {
     "policy.hygiene.outsideMps": ["end", "event", "", False, []],
     "policy.hygiene.fault": ["reset", "", False, {}],
     "policy.chargeThreads": ["false", 6, ""],
+    "nodes.taints": ["nvidia.com/gpu", [""], ["a b"], ["a", "a"], [{"key": "a"}], ["/gpu"], ["a,b"], True, {}],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
     "mps.maxClientsPerPod": [0, 49, -1, 1.5, "16", True, []],
@@ -125,6 +126,7 @@ OTHERS: dict[str, object] = {
     "defaults.class": "latency",
     "defaults.fraction": "0.4",
     "throttle.enabled": False,
+    "nodes.taints": ["sku", "nvidia.com/gpu"],
 }
 """A value other than the default for each key of the release's settings."""
 

@@ -120,6 +120,16 @@ def test_the_pods_own_rules_count(plan: Planner) -> None:
     assert plan(asks(tolerations=[{"operator": "Exists"}], nodeSelector={}))[1] == {"unregistered": NO_SHARES}
 
 
+def test_a_pod_will_tolerate_the_taints_of_gpu_nodes_unless_it_has_tolerations_of_its_own(
+    plan: Planner, ruled: HttpApiServer
+) -> None:
+    """Admission adds them when the pod is made (docs/adr/0214)."""
+    ruled.put(NODES, node("labelled", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}], **LABELS))
+    assert plan(asks())[0] == ["labelled"]
+    _, elsewhere, _ = plan(asks(tolerations=TOLERATES, nodeSelector=LABELS["labels"]))
+    assert elsewhere["labelled"] == TAINTED.replace("dedicated=ml", "nvidia.com/gpu")
+
+
 def test_trouble_of_a_node_that_every_pod_tolerates_for_a_while_counts_as_for_kube_scheduler(
     plan: Planner, ruled: HttpApiServer
 ) -> None:

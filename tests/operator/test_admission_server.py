@@ -59,6 +59,11 @@ async def test_a_pod_is_patched(client: Client) -> None:
         },
         {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"},
         {"op": "add", "path": "/metadata/labels", "value": {"gpushare.io/managed": "true"}},
+        {
+            "op": "add",
+            "path": "/spec/tolerations",
+            "value": [{"key": key, "operator": "Exists"} for key in Defaults().taints],
+        },
         {"op": "add", "path": "/spec/runtimeClassName", "value": "nvidia"},
     ]
     assert "did you mean gpushare.io/memory?" in response["warnings"][0]

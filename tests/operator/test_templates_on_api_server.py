@@ -25,6 +25,7 @@ from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixture
     workload,
 )
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, PODS, Api, Resource
 
@@ -123,6 +124,25 @@ async def test_kubectl_diff_shows_no_drift(
     labelled = {**job("diffed", fraction=fraction), "metadata": {"name": "diffed", "labels": {"a": "b"}}}
     assert kubectl(labelled, "diff").returncode == 1, "a real change is seen"
     assert kubectl(labelled, "apply").returncode == 0
+
+
+@pytest.mark.parametrize("own", [[], [{"key": "dedicated", "operator": "Exists"}]], ids=["without", "with"])
+async def test_a_pod_may_be_applied_again_with_or_without_tolerations_of_its_own(
+    real_api: Api,
+    namespace: str,  # noqa: F811
+    kubectl: Run,
+    own: list[Json],
+) -> None:
+    """Its tolerations are one value of the file, and the API server lets nobody take one away."""
+    body = pod("again", fraction="0.25")
+    if own:
+        body["spec"]["tolerations"] = own
+    for _ in range(2):
+        done = kubectl(body, "apply")
+        assert done.returncode == 0, done.stderr
+    made = await real_api.get(PODS, "again", namespace=namespace)
+    found = [each for each in made["spec"]["tolerations"] if not each["key"].startswith("node.kubernetes.io/")]
+    assert found == (own or [{"key": key, "operator": "Exists"} for key in Defaults().taints])
 
 
 async def test_what_auto_stands_for_may_change_and_a_job_that_was_made_does_not(

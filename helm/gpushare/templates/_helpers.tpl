@@ -267,7 +267,11 @@ affinity:
   nodeAffinity:
     {{- toYaml .Values.nodes.affinity | nindent 4 }}
 {{- end }}
-{{- with .Values.nodes.tolerations }}
+{{- $tolerations := .Values.nodes.tolerations | default list }}
+{{- range .Values.nodes.taints }}
+{{- $tolerations = append $tolerations (dict "key" . "operator" "Exists") }}
+{{- end }}
+{{- with $tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -316,4 +320,7 @@ GPUSHARE_MOST_PROBATIONS: {{ .Values.policy.probations | quote }}
 GPUSHARE_LONGEST_PROBATION_SECONDS: {{ .Values.policy.longestProbationSeconds | quote }}
 GPUSHARE_FREEZES: {{ and .Values.throttle.enabled .Values.loop.enabled | quote }}
 GPUSHARE_RESERVE_AFTER_SECONDS: {{ .Values.policy.reserveAfterSeconds | quote }}
+{{- if kindIs "slice" .Values.nodes.taints }}
+GPUSHARE_TAINTS: {{ join "," .Values.nodes.taints | quote }}
+{{- end }}
 {{- end }}

@@ -69,6 +69,7 @@ def _check_shape(obj: object, where: str) -> None:
     for kind in ("containers", "initContainers"):
         for container in _objects(spec.get(kind), f"{where}.spec.{kind}"):
             _check_container(container, f"{where}.spec.{kind}")
+    _objects(spec.get("tolerations"), f"{where}.spec.tolerations")
     if "jobTemplate" in spec:
         job = _mapping(spec["jobTemplate"], f"{where}.spec.jobTemplate")
         spec = _mapping(job.get("spec"), f"{where}.spec.jobTemplate.spec")

@@ -12,7 +12,7 @@ from gpushare.cli.access import EXPLAINER, list_ours
 from gpushare.cli.errors import UsageError
 from gpushare.cli.release import read_release
 from gpushare.cli.scheduler_filters import SchedulerNode
-from gpushare.core.admission import Defaults, ShareIndex, tenant_memories_mib
+from gpushare.core.admission import Defaults, ShareIndex, tenant_memories_mib, tolerations_of
 from gpushare.core.api import (
     Decision,
     GpuNode,
@@ -142,7 +142,8 @@ class LiveCluster:
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
         spec = pod.get("spec") or {}
-        spec = {**spec, "tolerations": [*(spec.get("tolerations") or ()), *_ADDED_TOLERATIONS]}
+        tolerations = tolerations_of(spec, self.settings.defaults.taints)
+        spec = {**spec, "tolerations": [*tolerations, *_ADDED_TOLERATIONS]}
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}, "spec": spec})
         sizes_mib = (gpu.memory_mib for node in self.nodes for gpu in node.gpus)
         memories = tenant_memories_mib(sizes_mib, self.settings.gpu_memory_reserve_mib)

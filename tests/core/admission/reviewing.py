@@ -17,6 +17,11 @@ Json = dict[str, Any]
 POLICY = AdmissionPolicy()
 H200 = Knowledge(frozenset({143771}))
 LABEL = {"op": "add", "path": "/metadata/labels/gpushare.io~1managed", "value": "true"}
+TOLERATIONS = {
+    "op": "add",
+    "path": "/spec/tolerations",
+    "value": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "gpushare.io/gpus", "operator": "Exists"}],
+}
 SCHEDULER = {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"}
 
 

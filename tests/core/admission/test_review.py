@@ -13,6 +13,7 @@ from tests.core.admission.reviewing import (
     LABEL,
     POLICY,
     SCHEDULER,
+    TOLERATIONS,
     Json,
     apply,
     patched,
@@ -46,6 +47,7 @@ def test_the_patch_of_a_plain_pod() -> None:
         },
         SCHEDULER,
         {"op": "add", "path": "/metadata/labels", "value": {"gpushare.io/managed": "true"}},
+        TOLERATIONS,
     ]
 
 
@@ -64,6 +66,7 @@ def test_the_patch_beside_other_resources_labels_and_containers() -> None:
         {"op": "add", "path": "/spec/containers/1/resources/requests/gpushare.io~1share", "value": "200"},
         SCHEDULER,
         LABEL,
+        TOLERATIONS,
         {"op": "add", "path": "/spec/runtimeClassName", "value": "nvidia"},
     ]
 
@@ -312,6 +315,7 @@ def test_a_patch_changes_only_what_is_promised(document: Json, runtime_class: st
     assert request.is_auto or int(limits) == percent * request.gpu_count
     assert after["spec"].pop("schedulerName") == names.SCHEDULER_NAME
     before["spec"].pop("schedulerName", None)
+    assert after["spec"].pop("tolerations") == TOLERATIONS["value"]
     assert after["spec"].pop("runtimeClassName", None) == runtime_class
     assert after["metadata"]["labels"].pop(names.MANAGED_LABEL) == "true"
     if "labels" in before["metadata"]:

@@ -72,7 +72,7 @@ def test_nothing_else_is_written_and_others_are_left_alone() -> None:
     plain = job(template(None))
     assert mutated(plain) == plain
     done = mutated(job(template()))
-    assert done["spec"]["template"]["spec"].keys() == {"containers"}
+    assert done["spec"]["template"]["spec"].keys() == {"containers", "tolerations"}
     assert mutated({"kind": "Job", "metadata": {}, "spec": {}}) == {"kind": "Job", "metadata": {}, "spec": {}}
 
 

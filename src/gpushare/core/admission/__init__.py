@@ -35,6 +35,7 @@ from gpushare.core.admission.review import (
     warnings,
 )
 from gpushare.core.admission.share_index import PlacedShares, ShareIndex, ShareKey, rank
+from gpushare.core.admission.tolerations import tolerations_of
 
 __all__ = [
     "AUTO_FRACTION",
@@ -69,6 +70,7 @@ __all__ = [
     "share_name",
     "tenant_memories_mib",
     "terms_of_labels",
+    "tolerations_of",
     "warnings",
     "ways_to_file",
 ]

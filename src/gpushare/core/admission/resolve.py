@@ -25,6 +25,9 @@ from gpushare.core.api import (
 AUTO_FRACTION: Final = "0.5"
 """What "auto" means without a profile: pairs at 50% reach 1.50 in sum, worst 0.63 (docs/facts.md 30)."""
 
+GPU_TAINTS: Final = ("nvidia.com/gpu", f"{names.GROUP}/gpus")
+"""Keys of the taints that keep other pods off GPU nodes, as GKE and most node groups of EKS have them."""
+
 T = TypeVar("T")
 
 
@@ -38,6 +41,7 @@ class Defaults:
         latency_max_slowdown_ratio: tolerated slowdown of class latency.
         charge_memory: whether a pod's share is at least its part of the GPU's memory.
         charge_threads: whether a throughput pod's share is at least the smallest part that MPS gives a process.
+        taints: keys of the taints of GPU nodes, which a pod without tolerations of its own tolerates.
     """
 
     auto_fraction: str = AUTO_FRACTION
@@ -47,6 +51,7 @@ class Defaults:
     latency_max_slowdown_ratio: float = 1.1
     charge_memory: bool = True
     charge_threads: bool = True
+    taints: tuple[str, ...] = GPU_TAINTS
 
     def max_slowdown_of(self, job_class: JobClass) -> float:
         """Return the tolerated slowdown of a job class."""

@@ -1,7 +1,7 @@
 """Admission: the JSON patch for a pod with our annotation, or the sentence that refuses it (design.md 2.1).
 
 Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` returns a JSON patch that adds
-the share, our scheduler and our label, and nothing else; `check_*` return None or the refusal.
+the share, our scheduler, our label and tolerations, and nothing else; `check_*` return None or the refusal.
 """
 
 import difflib
@@ -20,6 +20,7 @@ from gpushare.core.admission.gpu_container import (
 )
 from gpushare.core.admission.ownership import controller_of
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, refuse_undivided, resolve
+from gpushare.core.admission.tolerations import restored_tolerations, set_tolerations
 from gpushare.core.api import (
     MAX_GPUS_PER_POD,
     GpuShare,
@@ -150,6 +151,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
         *_set(spec, "/spec", "schedulerName", names.SCHEDULER_NAME),
         *_set_label(pod),
         *_set_memory(pod, knowledge.share),
+        *set_tolerations(spec, policy.defaults.taints),
     ]
     if policy.runtime_class and not spec.get("runtimeClassName"):
         patch += _set(spec, "/spec", "runtimeClassName", policy.runtime_class)
@@ -161,11 +163,10 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
 def mutate_templates(
     obj: Object, old: Object | None, policy: AdmissionPolicy, know: Callable[[Object], Knowledge]
 ) -> list[Json] | Rejection:
-    """Return the JSON patch that adds the share to the pod templates of a Job or JobSet (docs/adr/0133).
+    """Return the JSON patch that adds share and tolerations to a Job's or JobSet's pod templates (docs/adr/0133).
 
     A queue such as Kueue admits a Job by what its template requests, before any pod exists. A template is
-    immutable once created, so an update restores the former amounts where the request left them out, and refuses
-    nothing.
+    immutable once created, so an update restores what the request left out, and refuses nothing.
 
     Args:
         old: the object before an update.
@@ -177,7 +178,8 @@ def mutate_templates(
         if not is_ours(template):
             continue
         if old is not None:
-            needed: list[Json] | Rejection = _restored(template, before.get(path) or {}, know(template).share)
+            former, share = before.get(path) or {}, know(template).share
+            needed: list[Json] | Rejection = _restored(template, former, share, policy)
         else:
             needed = _template_patch(template, policy, _as_given(template, obj, _JOBSET, know(template)))
         if isinstance(needed, Rejection):
@@ -187,7 +189,7 @@ def mutate_templates(
 
 
 def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> list[Json] | Rejection:
-    """Return the patch that adds the share and the memory it is charged for, as for a pod of this template."""
+    """Return the patch that adds the share, the memory it is charged for and tolerations, as for a pod of it."""
     if (refusal := _check_request(template, policy, knowledge)) is not None:
         return refusal
     needs = _needs(template, policy, knowledge)
@@ -198,10 +200,11 @@ def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowle
     return [
         *_set_share(container, f"/spec/containers/{index}", str(needs.limit_percent)),
         *_set_memory(template, knowledge.share),
+        *set_tolerations(template["spec"], policy.defaults.taints),
     ]
 
 
-def _restored(template: Object, former: Object, share: GpuShare | None) -> list[Json]:
+def _restored(template: Object, former: Object, share: GpuShare | None, policy: AdmissionPolicy) -> list[Json]:
     """Return the patch that restores what the former template had and this one lacks.
 
     Values that the new template sets itself are left to the API server to check.
@@ -215,7 +218,7 @@ def _restored(template: Object, former: Object, share: GpuShare | None) -> list[
     memory = annotations_of(former).get(names.MEMORY)
     if memory is not None and names.MEMORY not in annotations_of(template) and share and share.spec.memory:
         patch += _set(annotations_of(template), "/metadata/annotations", names.MEMORY, memory)
-    return patch
+    return patch + restored_tolerations(template.get("spec"), former.get("spec"), policy.defaults.taints)
 
 
 def job_templates(obj: Object | None) -> list[tuple[str, Object]]:

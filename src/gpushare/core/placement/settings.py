@@ -27,6 +27,7 @@ MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
 LONGEST_PROBATION: Final = "GPUSHARE_LONGEST_PROBATION_SECONDS"
 FREEZES: Final = "GPUSHARE_FREEZES"
 RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
+TAINTS: Final = "GPUSHARE_TAINTS"
 
 
 class SettingsError(ValueError):
@@ -67,6 +68,7 @@ class Settings:
             LONGEST_PROBATION: f"{self.probation.longest_seconds:g}",
             FREEZES: "true" if self.probation.freezes else "false",
             RESERVE_AFTER: f"{self.reserve_after_seconds:g}",
+            TAINTS: ",".join(self.defaults.taints),
         }
 
 
@@ -78,6 +80,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
     """
     standard = Settings().to_mapping()
     read = {name: values.get(name) or default for name, default in standard.items()}
+    taints = values.get(TAINTS, standard[TAINTS])  # empty means none
 
     def refused(name: str, wanted: str) -> SettingsError:
         return SettingsError(f'{name}: "{read[name]}" is not {wanted}')
@@ -125,6 +128,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             latency_max_slowdown_ratio=slowdown(LATENCY_MAX_SLOWDOWN),
             charge_memory=read[CHARGE_MEMORY] == "true",
             charge_threads=read[CHARGE_THREADS] == "true",
+            taints=tuple(taints.replace(",", " ").split()),
         ),
         int(read[GPU_MEMORY_RESERVE]),
         ProbationSettings(
