@@ -263,6 +263,26 @@ def test_kube_scheduler_is_of_the_clusters_version(render: Render, version: str,
     assert f"registry.k8s.io/kube-scheduler:{tag}" in images
 
 
+@pytest.mark.parametrize(
+    ("version", "tag"),
+    [
+        ("v1.36.0-rc.1", "v1.36.0-rc.1"),
+        ("v1.36.0-alpha.2.17+abc", "v1.36.0-alpha.2"),
+        ("v1.31.5-gke.1023000", "v1.31.5"),
+        ("v1.30.9-eks-8cce635", "v1.30.9"),
+        ("v1.33.1+k3s1", "v1.33.1"),
+    ],
+)
+def test_kube_scheduler_is_of_the_clusters_pre_release(version: str, tag: str) -> None:
+    """Of the pattern: a cluster's version reaches an installation as it is, --kube-version without what follows it."""
+    (pattern,) = re.findall(
+        r'regexFind "(\^v[^"]+)" \.Capabilities', (CHART / "templates/_helpers.tpl").read_text()
+    )
+    found = re.match(pattern.replace("\\\\", "\\"), version)
+    assert found is not None
+    assert found[0] == tag
+
+
 @pytest.mark.parametrize("tag", ["0.0.9", "v0.0.12"])
 def test_an_image_of_an_older_release_is_refused(render: Render, tag: str) -> None:
     """Before: kubelet asked an older image at ports for probes that it did not have, and no part became ready."""

@@ -62,9 +62,9 @@ labels:
 {{- end }}
 {{- end }}
 
-{{/* kube-scheduler of the cluster's own version, without a vendor's suffix such as -gke.100 or -eks-1a2b3c. */}}
+{{/* kube-scheduler of the cluster's own version with its pre-release (-rc.1), without a vendor's suffix (-gke.100, -eks-1a2b3c). */}}
 {{- define "gpushare.schedulerImage" -}}
-{{ .Values.scheduler.image.repository }}:{{ .Values.scheduler.image.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) }}
+{{ .Values.scheduler.image.repository }}:{{ .Values.scheduler.image.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+(-(alpha|beta|rc)\\.[0-9]+)?" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 
 {{- define "gpushare.pullSecrets" -}}

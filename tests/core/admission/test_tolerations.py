@@ -1,4 +1,4 @@
-"""A pod that asks for a share tolerates what keeps other pods off GPU nodes, unless it has tolerations of its own."""
+"""A pod that asks for a share tolerates what keeps others off GPU nodes, unless it has tolerations of its own."""
 
 from typing import Any
 
