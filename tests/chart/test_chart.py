@@ -105,6 +105,19 @@ def test_the_standby_can_do_all_that_the_agent_can_and_requests_less(render: Ren
     assert same[0] == same[1]
 
 
+@pytest.mark.parametrize("key", ["resources", "securityContext", "standby"])
+def test_of_the_agent_a_group_of_values_may_be_taken_away(render: Render, key: str) -> None:
+    """`agent.resources=null` means none, as for the other parts; before, an error of the template's."""
+    agent, standby = containers(workloads(render({"agent": {key: None}}))["agent"])
+    if key == "resources":
+        assert agent["resources"] == {}
+        assert standby["resources"].keys() == {"requests"}
+    if key == "securityContext":
+        assert agent["securityContext"] == {"capabilities": {"add": ["KILL"]}}
+    if key == "standby":
+        assert standby["resources"]["limits"] == agent["resources"]["limits"]
+
+
 def test_the_standby_follows_its_values(render: Render) -> None:
     (agent,) = containers(workloads(render({"agent": {"standby": {"enabled": False}}}))["agent"])
     assert agent["name"] == "agent"
@@ -274,10 +287,9 @@ def test_kube_scheduler_is_of_the_clusters_version(render: Render, version: str,
     ],
 )
 def test_kube_scheduler_is_of_the_clusters_pre_release(version: str, tag: str) -> None:
-    """Of the pattern: a cluster's version reaches an installation as it is, --kube-version without what follows it."""
-    (pattern,) = re.findall(
-        r'regexFind "(\^v[^"]+)" \.Capabilities', (CHART / "templates/_helpers.tpl").read_text()
-    )
+    """Of the pattern: an installation has the cluster's whole version, --kube-version loses what follows x.y.z."""
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    (pattern,) = re.findall(r'regexFind "(\^v[^"]+)" \.Capabilities', helpers)
     found = re.match(pattern.replace("\\\\", "\\"), version)
     assert found is not None
     assert found[0] == tag

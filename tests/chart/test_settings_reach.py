@@ -34,6 +34,8 @@ NONSENSE: dict[str, list[object]] = {
     "policy.hygiene.stalledAfterSeconds": [0, 59, 604_801, 60.5, "1800", True, []],
     "policy.hygiene.outsideMps": ["end", "event", "", False, []],
     "policy.hygiene.fault": ["reset", "", False, {}],
+    "extender.unseenSeconds": [-1, 0.5, 3601, 1e6, "25", True, []],
+    "extender.bestNodes": [-1, 0.5, 1e6, "8", True, []],
     "policy.chargeThreads": ["false", 6, ""],
     "nodes.taints": ["nvidia.com/gpu", [""], ["a b"], ["a", "a"], [{"key": "a"}], ["/gpu"], ["a,b"], True, {}],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
