@@ -236,6 +236,7 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
             pod("b", None),
             pod("system", "n", fraction=None, cpu="2"),
             pod("lost", "n", ("GPU-9",)),
+            pod("away", "gone", ("GPU-2",)),
             pod("byhand", "n", cpu="4"),
             pod("wrong", None, fraction="7.5"),
             pod("done", "n", ("GPU-0",)) | {"status": {"phase": "Succeeded"}},
@@ -249,6 +250,7 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert [(request.pod_uid, where and where.gpu_uuids) for request, where in cluster.pods] == [
         ("shop/a", ("GPU-1",)),
         ("shop/b", None),
+        ("shop/lost", ("GPU-9",)),
     ]
     running = cluster.pods[0][1]
     assert running is not None
@@ -257,7 +259,8 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
         "pod shop/byhand",
         "pod shop/wrong",
         "node gone",
-        "pod shop/lost",
+        "pod shop/lost is counted without GPU GPU-9, which n does not have",
+        "pod shop/away",
     ]
     save(objects, files / "snap")
     assert cluster_of(read_snapshot(files / "snap")) == cluster
@@ -267,6 +270,21 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     )
     assert code == 0
     assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
+
+
+def test_a_pod_that_lost_one_of_its_gpus_still_has_the_others_and_its_cpu(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    train = pod("train", "n", ("GPU-0", "GPU-1"), fraction="2", cpu="20")
+    save(Objects({}, [node], [gpunode("n", gpu(1), gpu(2), gpu(3))], [], [train], models={}), files / "snap")
+    assert (files / "snap" / "pods.csv").read_text().splitlines()[1].endswith(",2,1000,,,n,0")
+    words = ["plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--json"]
+    for cpu, goes_to in ((12_000, "GPU-2"), (13_000, None)):
+        (files / "p.csv").write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli\nnew,{cpu},1,1,1000\n")
+        _, out, err = call(monkeypatch, capsys, *words)
+        assert json.loads(out)["pods"][0].get("gpus") == (goes_to and [goes_to])
+        assert "pod shop/train is counted without GPU GPU-0, which n does not have" in " ".join(err.split())
 
 
 def test_a_gpu_that_two_nodes_list_belongs_to_who_has_pods_on_it_then_to_the_older(

@@ -82,7 +82,7 @@ def simulate_cluster(
     order = np.random.default_rng(scene.seed).permutation(len(scene.machines))
     specs = [live.nodes[place] for place in np.argsort(order)]
     decided: list[tuple[int, Placement | Rejection]] = []
-    gpus = sum(machine.gpus for machine in scene.machines)
+    gpus = sum(len(spec.gpus) for spec in specs)
     fill(
         specs,
         requests,

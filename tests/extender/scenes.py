@@ -69,6 +69,7 @@ class Ill(Enum):
     LISTS_ANOTHERS_GPU = 6
     CORDONED = 7
     UNCORDONED = 8
+    GPU_LOST = 9
 
 
 @dataclass(frozen=True)
@@ -377,9 +378,16 @@ class Agents:
         else:
             gpunode = copy.deepcopy(self._cluster.objects[GPUNODES][node])
             gpus = gpunode["status"]["gpus"]
-            gpus[illness.gpu % len(gpus)]["health"] = "Unhealthy" if illness.what is Ill.GPU_FAILS else "Healthy"
+            gpu = gpus[illness.gpu % len(gpus)]
+            if illness.what is not Ill.GPU_LOST:
+                gpu["health"] = "Unhealthy" if illness.what is Ill.GPU_FAILS else "Healthy"
+            elif len(gpus) > 1 and not gpu["tenants"] and self._claimants(gpu["uuid"]) == 1:
+                gpus.remove(gpu)  # else the extender knows more than `plan`: who had it, or where a pod was
             self._cluster.put(GPUNODES, gpunode)
             self._offer(node)
+
+    def _claimants(self, uuid: str) -> int:
+        return sum(f"'{uuid}'" in str(each["status"]["gpus"]) for each in self._cluster.objects[GPUNODES].values())
 
     def _offer(self, node: str) -> None:
         """Let kubelet have shares of the healthy GPUs, unless nobody serves it any more."""

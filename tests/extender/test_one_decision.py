@@ -52,8 +52,9 @@ from tests.extender.scenes import (
     troubled,
     with_models,
 )
+from tests.extender.views import EXTENDER, PLAN, Answers
 
-from gpushare.core.api import JobClass
+from gpushare.core.api import JobClass, Reason
 from gpushare.core.placement import ProbationSettings, Settings
 
 
@@ -103,6 +104,24 @@ def test_they_decide_alike_on_nodes_that_kube_scheduler_refuses(
     release = Settings("bestfit", probation=ProbationSettings(0.0))
     scene = Scene([Machine(gpus=2)], pods, release, illnesses=illnesses, by_snapshot=by_snapshot)
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
+
+
+def test_they_decide_alike_where_a_pod_has_lost_one_of_its_gpus(
+    make_cluster, serve_cluster, monkeypatch, tmp_path
+):
+    """The pod goes on running: its other GPUs, its CPU and its memory are not free (`GPU-n0-0` is its first)."""
+    pods = [
+        Wanted(200, None, None, "stream", None, None, cpu_milli=16_000, node_memory_mib=1),
+        Wanted(50, None, None, "stream", None, None, cpu_milli=1_000, node_memory_mib=1),
+        Wanted(100, None, None, "stream", None, None, cpu_milli=20_000, node_memory_mib=1),
+    ]
+    release = Settings("bestfit", probation=ProbationSettings(0.0))
+    machines = [Machine(gpus=5, cpu_milli=32_000)]
+    for by_snapshot in (False, True):
+        scene = Scene(machines, pods, release, illnesses=[Illness(1, 0, Ill.GPU_LOST)], by_snapshot=by_snapshot)
+        answers = Answers()
+        check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path, answers)
+        assert answers.seen[EXTENDER, Reason.CPU] == answers.seen[PLAN, Reason.CPU] == 1  # the last pod
 
 
 def test_they_name_the_same_one_of_two_equal_pods(make_cluster, serve_cluster, monkeypatch, tmp_path):

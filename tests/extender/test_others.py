@@ -127,6 +127,26 @@ async def test_a_share_above_one_gpu_is_counted_as_whole_gpus(running):
     assert free_shares(running) == [0, 0]
 
 
+async def test_a_share_bound_by_hand_is_counted_on_the_gpus_that_its_node_still_has(running):
+    running.cluster.add_node("n3", gpus=4)
+    running.cluster.put(PODS, other("a", node="n3", share=300))
+    gpunode = copy.deepcopy(running.cluster.objects[GPUNODES]["n3"])
+    for gpu in gpunode["status"]["gpus"][1:]:
+        gpu["tenants"] = [{"podUid": "uid-a", "share": 100}]
+    running.cluster.put(GPUNODES, gpunode)
+    await running.cluster.settle()
+    state = running.extender.ledger.state
+    assert state.share_free_milli[:4, state.row("n3")].tolist() == [1000, 0, 0, 0]
+    lessened = copy.deepcopy(gpunode)
+    del lessened["status"]["gpus"][1]
+    for _ in range(2):  # and at a list of a restarted extender, which has not seen the GPU
+        running.cluster.put(GPUNODES, lessened)
+        await running.cluster.settle()
+        assert state.share_free_milli[:3, state.row("n3")].tolist() == [1000, 0, 0]
+        running.cluster.remove(GPUNODES, "n3")
+        await running.cluster.settle()
+
+
 async def test_a_managed_pod_without_a_decision_is_counted_until_it_has_one(running):
     pod = copy.deepcopy(running.cluster.make_pod("p", "0.30"))
     pod["spec"]["nodeName"] = "n1"

@@ -253,16 +253,20 @@ def cluster_of(objects: Objects) -> LiveCluster:
                 parse_bytes(allocatable.get("memory", "0")) // _MIB - memory_taken,
             )
         )
-    present = {gpu.uuid for node in found for gpu in node.gpus}
+    present = {node.name: {gpu.uuid for gpu in node.gpus} for node in found}
     kept = []
     uncounted: Counter[str] = Counter()
     for request, placement in ours:
-        if placement is not None and not present.issuperset(placement.gpu_uuids):
-            notes.append(
-                f"pod {request.pod_uid} is left out: its GPU {placement.gpu_uuids[0]} is not in any GpuNode"
-            )
-            uncounted[placement.node] += request.gpu_count * request.share_milli // MILLI_PER_PERCENT
-            continue
+        if placement is not None:
+            if placement.node not in present:
+                notes.append(f"pod {request.pod_uid} is left out: its node {placement.node} has no GPUs here")
+                continue
+            lost = [uuid for uuid in placement.gpu_uuids if uuid not in present[placement.node]]
+            notes += [
+                f"pod {request.pod_uid} is counted without GPU {uuid}, which {placement.node} does not have"
+                for uuid in lost
+            ]
+            uncounted[placement.node] += len(lost) * request.share_milli // MILLI_PER_PERCENT
         kept.append((request, placement))
     unfreezable = frozenset(node.name for node in gpunodes if not node.status.can_freeze)
     return LiveCluster(
@@ -315,7 +319,7 @@ def _scheduler_nodes(
     """Return the GPU nodes as kube-scheduler sees them.
 
     Args:
-        uncounted: by node, the limits of pods that are left out.
+        uncounted: by node, the limits of pods on GPUs that it has lost.
     """
     by_name = {node["metadata"]["name"]: node for node in objects.nodes}
     says_shares = _says_shares(objects)

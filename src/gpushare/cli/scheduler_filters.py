@@ -43,7 +43,7 @@ class SchedulerNode:
     Attributes:
         taints: those that keep pods out; `CORDONED` for a cordoned node.
         offered_percent: the shares that kubelet offers there; None if it has never been told of any.
-        uncounted_percent: the limits of pods on GPUs that no GpuNode lists any more; kube-scheduler counts them.
+        uncounted_percent: the limits of pods on GPUs that the node has lost; kube-scheduler counts them.
     """
 
     labels: Mapping[str, str]

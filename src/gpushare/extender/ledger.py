@@ -519,9 +519,10 @@ class ShareLedger:
         reservation = self.state.reservation(pod_uid)
         if reservation is None or reservation.slots is None:
             return ""
-        for slot, uuid in zip(reservation.slots, reservation.placement.gpu_uuids, strict=True):
+        uuids = self.state.uuids(reservation.row)
+        for slot in reservation.slots:
             if self.state.share_free_milli[slot, reservation.row] < 0:
-                return f"GPU {uuid} has been filled by others meanwhile"
+                return f"GPU {uuids[slot]} has been filled by others meanwhile"
         return ""
 
     def release(self, pod_uid: str) -> None:

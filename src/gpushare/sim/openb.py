@@ -195,7 +195,7 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
 
 
 def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes: Iterable[NodeSpec]) -> str:
-    """Write requests as a table, with the place where each runs."""
+    """Write requests as a table, with the place where each runs; a GPU that the nodes have lost has no index."""
     index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
@@ -205,7 +205,7 @@ def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes
         memory = "" if pod.memory_mib is None else pod.memory_mib
         where = ["", ""]
         if placed is not None:
-            where = [placed.node, "|".join(str(index[uuid]) for uuid in placed.gpu_uuids)]
+            where = [placed.node, "|".join(str(index[uuid]) for uuid in placed.gpu_uuids if uuid in index)]
         models = "|".join(sorted(pod.models))
         table.writerow(
             [pod.pod_uid, pod.cpu_milli, pod.node_memory_mib, pod.gpu_count, share, models, memory, *where]

@@ -83,6 +83,15 @@ def test_the_whole_gpu_once_the_neighbour_has_left_and_none_is_likely_to_come() 
     assert gpus.anew("a") == NewCap(50, 100, others=0)
 
 
+def test_the_same_cap_while_its_gpu_is_not_in_its_nodes_report() -> None:
+    gpus = Gpus(8)
+    gpus.put("a", 50, 50, known("montecarlo-fp32"))
+    gpus.state.update_node(NodeSpec("n0", ()))
+    assert gpus.anew("a") is None
+    gpus.state.update_node(NodeSpec("n0", (GpuSpec("g0", H200),)))
+    assert gpus.anew("a") is not None
+
+
 def test_more_than_its_share_once_its_workload_is_known_beside_others() -> None:
     """In a full cluster too: the share was the cap of an unknown workload."""
     gpus = Gpus()

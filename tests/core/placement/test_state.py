@@ -37,6 +37,37 @@ def test_a_node_that_changes_keeps_its_tenants() -> None:
     assert state.tenants("GPU-a-1") == ()
 
 
+def test_a_pod_that_lost_one_of_its_gpus_counts_with_the_others_and_all_its_cpu() -> None:
+    """A GPU that fell off the bus is in no later report of its node, and the pod runs on."""
+    state = ClusterState([node("a", gpus=4), node("b")])
+    request = PlacementRequest("pod", 1000, 3, cpu_milli=40_000, node_memory_mib=60_000)
+    latency = PlacementRequest("alone", 500, cpu_milli=1_000, job_class=JobClass.LATENCY)
+    state.reserve("pod", Placement("a", ("GPU-a-2", "GPU-a-0", "GPU-a-1"), 9_000), request)
+    state.reserve("alone", Placement("a", ("GPU-a-3",), 9_000), latency)
+
+    def free() -> tuple[dict[str, int], int, int]:
+        row = state.row("a")
+        assert row is not None
+        shares = dict(zip(state.uuids(row), state.share_free_milli[:, row].tolist(), strict=False))
+        return shares, int(state.cpu_free_milli[row]), int(state.node_memory_free_mib[row])
+
+    whole = {"GPU-a-0": 0, "GPU-a-1": 0, "GPU-a-2": 0, "GPU-a-3": 500}
+    assert free() == (whole, 23_000, 40_000)
+    for lost in ("GPU-a-0", "GPU-a-3"):
+        left = tuple(gpu for gpu in node("a", gpus=4).gpus if gpu.uuid != lost)
+        state.update_node(NodeSpec("a", left, 64_000, 100_000))
+        assert free() == ({uuid: share for uuid, share in whole.items() if uuid != lost}, 23_000, 40_000), lost
+        assert state.latency_count == (lost != "GPU-a-3")
+    assert state.release("alone") is not None
+    assert state.release("pod") is not None
+    assert free() == ({"GPU-a-0": 1000, "GPU-a-1": 1000, "GPU-a-2": 1000}, 64_000, 100_000)
+    state.reserve("pod", Placement("a", ("GPU-a-2", "GPU-a-3"), 9_000), request)
+    state.reserve("guest", Placement("a", ("GPU-b-0",), 9_000), PlacementRequest("guest", 500))
+    assert state.tenants("GPU-b-0") == (), "a GPU of another node"
+    state.update_node(node("a", gpus=4))
+    assert free() == ({"GPU-a-0": 1000, "GPU-a-1": 1000, "GPU-a-2": 0, "GPU-a-3": 0}, 24_000, 40_000)
+
+
 def test_a_pod_is_counted_once() -> None:
     state = ClusterState([node("a")])
     state.reserve("pod", Placement("a", ("GPU-a-0",)), PlacementRequest("pod", 300))

@@ -76,7 +76,10 @@ class Undecided:
         self._pods.pop(uid, None)
 
     def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
-        """Reserve GPUs for a pod: those on which its node's agent lists it (`allocated`), else the freest."""
+        """Reserve GPUs for a pod: those on which its node's agent lists it (`allocated`), else the freest.
+
+        They are fewer than it asked for if the node has lost one of them.
+        """
         node, request = self._pods[uid]
         row = self._state.row(node)
         if row is None:
@@ -85,11 +88,12 @@ class Undecided:
         before = self._state.reservation(uid)
         known = [slot for slot, uuid in enumerate(uuids) if uuid in allocated]
         if before is not None:
-            stays = before.slots is not None and (not known or tuple(known) == before.slots)
+            is_whole = before.slots is not None and len(before.slots) == len(before.placement.gpu_uuids)
+            stays = tuple(known) == before.slots if known else is_whole
             if stays and before.request == request:
                 return
             self._state.release(uid)
-        if len(known) == request.gpu_count:
+        if 0 < len(known) <= request.gpu_count:
             slots = known
         else:
             room = self._state.share_free_milli[: len(uuids), row]

@@ -44,7 +44,7 @@ def cap_anew(request: PlacementRequest, context: DecisionContext) -> NewCap | No
     state, judge = context.state, context.judge
     reservation = state.reservation(request.pod_uid)
     # 1. Whose cap is a choice, where the present state is known: agent not silent, GPU healthy and not overfull.
-    if reservation is None or reservation.slots is None or not _has_choice(request, reservation):
+    if reservation is None or not reservation.slots or not _has_choice(request, reservation):
         return None
     [slot], row = reservation.slots, reservation.row
     if not state.healthy[slot, row] or state.share_free_milli[slot, row] < 0:

@@ -11,7 +11,7 @@ class Reservation:
 
     Attributes:
         order: rises with arrival; Unix time of the decision on a live cluster.
-        slots: None while its node or one of its GPUs is unknown.
+        slots: of those of its GPUs that its node has, in their order; None while the node is unknown.
     """
 
     placement: Placement

@@ -176,7 +176,7 @@ class ClusterState:
             self._count(pod_uid, self._reservations[pod_uid])
 
     def update_node(self, spec: NodeSpec) -> None:
-        """Replace a node's GPUs, CPU and memory; its tenants stay, and those of lost GPUs wait for them."""
+        """Replace a node's GPUs, CPU and memory; its tenants stay, without GPUs that it has lost."""
         if self._specs.get(spec.name) == spec:
             return
         if spec.name in self._rows:
@@ -258,8 +258,9 @@ class ClusterState:
     def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest, since: float = 0.0) -> None:
         """Count a pod on the GPUs of `placement`, since a Unix time if given; else it is newer than all before.
 
-        This records a fact and refuses nothing: a pod that already runs counts even where it does not fit, and one
-        on an unknown node or GPU is counted once that is known. Whether a pod fits is decided before.
+        This records a fact and refuses nothing: a pod that already runs counts even where it does not fit. On an
+        unknown node it counts once that is known; on a known one at once, with those of its GPUs that the node
+        has, and with the others once they are back. Whether a pod fits is decided before.
 
         Raises:
             ValueError: the pod already has a reservation.
@@ -532,11 +533,12 @@ class ClusterState:
     def _count(self, pod_uid: str, reservation: Reservation) -> None:
         placement, request = reservation.placement, reservation.request
         row = self._rows.get(placement.node)
-        places = [self._gpu_at.get(uuid) for uuid in placement.gpu_uuids]
-        if row is None or any(at is None or at[0] != row for at in places):
+        if row is None:
             self._waiting.setdefault(placement.node, set()).add(pod_uid)
             return
-        slots = tuple(at[1] for at in places if at is not None)
+        places = [self._gpu_at.get(uuid) for uuid in placement.gpu_uuids]
+        # A GPU that was lost under a pod comes back by `update_node`, which counts all pods of the node anew.
+        slots = tuple(at[1] for at in places if at is not None and at[0] == row)
         isolated = request.fault_domain is FaultDomain.ISOLATED
         is_latency = request.job_class is JobClass.LATENCY
         self.latency_count += is_latency * len(slots)
