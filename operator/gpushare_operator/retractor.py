@@ -38,9 +38,13 @@ STEP_SECONDS: Final = 1.0
 # Waits before retrying an eviction that a disruption budget refused, for as long as the agent requests it.
 REFUSED: Final = Backoff(first_seconds=5.0, longest_seconds=60.0)
 TOLD_AFTER_SECONDS: Final = 60.0  # after which the GpuShare reports a refused eviction
+WAITED_SECONDS: Final = 300.0
+"""After which the GpuShare reports that an eviction waits: an operator's start, a pod's grace period of 30 s, the
+pause after it and a full minute of evictions take less, one after the other."""
 # An accepted eviction marks the pod as leaving at once; if it still seems to stay after this time, retry.
 _ACCEPTED_SECONDS: Final = 60.0
 _TOO_MANY_REQUESTS: Final = 429
+_WAITS: Final = "WaitsForLong"
 
 
 class Refusals:
@@ -98,6 +102,7 @@ class Retractor:
         self._refusals = Refusals()
         self._reasons: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._waits_since: dict[str, float] = {}
         self._replaced: dict[str, float] = {}
         self._replaced_of_share: dict[str, tuple[int, float]] = {}
 
@@ -130,8 +135,10 @@ class Retractor:
         self._metrics.retractions_waiting.set(len(situation.asks))
         asks = self._replacement_asks(now)
         replacement = self._plan_replacement(asks, situation, now)
+        waiting = {**replacement.waiting, **plan.waiting}
+        self._waits_since = {uid: self._waits_since.get(uid, now) for uid in waiting}
         self._world.refuse(
-            self._refused_replacements(asks, replacement) | self._refused_retractions(plan, situation, now)
+            self._refused_replacements(asks, replacement, now) | self._refused_retractions(plan, situation, now)
         )
         if plan.evict is not None:
             await self._evict(plan.evict, now)
@@ -154,8 +161,7 @@ class Retractor:
         self._replaced_of_share = control.remembered(self._replaced_of_share, now)
         gpus = {ask.gpu for ask in asks.values()}
         residents = self._residents(gpus)
-        left = {gpu: now for gpu, pods in residents.items() if any(pod.leaving for pod in pods)}
-        self._last_left |= left
+        self._last_left |= _left_now(residents, now)
         retraction = self._settings.retraction
         records = [one for history in situation.records.values() for one in history if not one.is_intent]
         evicted = {one.pod_uid: one.at for one in records} | self._accepted | self._replaced
@@ -175,7 +181,7 @@ class Retractor:
         )
 
     def _refused_replacements(
-        self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan
+        self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan, now: float
     ) -> dict[ShareKey, tuple[str, str]]:
         """Return (reason, sentence) for the GpuShares of pods that should be replaced but are not."""
         refused: dict[ShareKey, tuple[str, str]] = {}
@@ -188,6 +194,8 @@ class Retractor:
                 refused[key] = ("NotRetractable", f"{what} and stays: {plan.never[uid]}")
             elif answer is not None:
                 refused[key] = (answer[0], f"{what}, and its eviction is refused: {answer[1]}")
+            elif uid in plan.waiting and self._waits_for_long(uid, now):
+                refused[key] = (_WAITS, f"{what}, and waits since {self._since(uid)}: {plan.waiting[uid]}")
         return refused
 
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
@@ -218,9 +226,7 @@ class Retractor:
             uid: at for uid, at in self._accepted.items() if uid in intents and 0.0 <= now - at < _ACCEPTED_SECONDS
         }
         residents = self._residents({ask.gpu for ask in asks} | {one.gpu for one in intents.values()})
-        for gpu, pods in residents.items():
-            if any(pod.leaving for pod in pods):
-                self._last_left[gpu] = now
+        self._last_left |= _left_now(residents, now)
         calm = self._settings.retraction.calm_seconds
         self._last_left = {gpu: at for gpu, at in self._last_left.items() if now - at < calm}
         return RetractionSituation(
@@ -320,6 +326,10 @@ class Retractor:
     ) -> dict[ShareKey, tuple[str, str]]:
         """Return (reason, sentence) for the GpuShares of pods that should leave and cannot; one pod for each."""
         refused: dict[ShareKey, tuple[str, str]] = {}
+        for uid, why in plan.waiting.items():
+            if (key := self._world.share_of_pod(uid)) is not None and self._waits_for_long(uid, now):
+                what = f"{self._name(uid)} should leave its GPU so that its neighbours keep their promises"
+                refused[key] = (_WAITS, f"{what}, and waits since {self._since(uid)}: {why}")
         for uid, why in plan.never.items():
             if (key := self._world.share_of_pod(uid)) is not None:
                 refused[key] = ("NotRetractable", f"{self._name(uid)} should leave its GPU and stays: {why}")
@@ -334,6 +344,12 @@ class Retractor:
                     )
                     refused[_key(share)] = (answer[0], sentence)
         return refused
+
+    def _waits_for_long(self, uid: str, now: float) -> bool:
+        return now - self._waits_since[uid] >= WAITED_SECONDS
+
+    def _since(self, uid: str) -> str:
+        return _text(self._waits_since[uid])
 
     def _name(self, uid: str) -> str:
         pod = self._world.pods.get(uid)
@@ -356,6 +372,11 @@ def _shown(record: RetractionRecord, namespace: str) -> str:
     own = [name for name in record.neighbours if name.startswith(f"{namespace}/")]
     others = len(record.neighbours) - len(own)
     return ", ".join([*own, *([f"{others} of other namespaces"] if others else [])])
+
+
+def _left_now(residents: Mapping[str, tuple[Resident, ...]], now: float) -> dict[str, float]:
+    """Return by GPU the present time where a pod is moving out."""
+    return {gpu: now for gpu, pods in residents.items() if any(pod.is_moving_out for pod in pods)}
 
 
 def _metadata(namespace: str, name: str, uid: str) -> Json:

@@ -254,7 +254,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     notices = gate_notices()
     held_notices = {reason for reason in notices if reason.startswith("Held")}
     otherwise = {reason for reason in notices if reason.startswith("Mismatch")}
-    refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable"}
+    refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable", "WaitsForLong"}
     assert refusals <= {*written(retractor), *written(operator_metrics)}
     assert {"FreezerUnavailable", "NoCounters", "CountersReady"} <= set(written(status))
     assert "NoRoom" in written(waiting_events)

@@ -9,6 +9,7 @@ from gpushare.core.api import TenantTrouble, TroubleKind
 from gpushare.core.control import SILENT_SECONDS, HygieneAction, HygieneSettings
 from gpushare.kube import PODS, Retryable
 from gpushare_operator.reports import NodeReport
+from gpushare_operator.retractor import WAITED_SECONDS
 from gpushare_operator.running import Environment
 
 STALLED = TenantTrouble(TroubleKind.STALLED, "its processes have done nothing on GPU GPU-1 for 30 minutes")
@@ -101,6 +102,24 @@ async def test_a_disruption_budget_delays_a_replacement_and_a_condition_shows_it
     assert bench.api.evicted == ["new"]
     await bench.settle(3)
     assert bench.condition("new", "RetractionRefused") is None
+
+
+async def test_a_replacement_that_waits_for_long_says_for_what() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    raw = bench.api.store.objects(PODS)["shop/old"]
+    raw["metadata"]["deletionTimestamp"] = "2026-11-18T00:00:00Z"
+    bench.api.store.put(PODS, raw)
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle(int(WAITED_SECONDS) + 5)
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "WaitsForLong"
+    assert found[1].startswith("new should be replaced (its processes have done nothing")
+    assert found[1].endswith(": a pod leaves its GPU, or left it moments ago")
+    raw["status"] = {"phase": "Succeeded"}  # and a finalizer keeps it
+    bench.api.store.put(PODS, raw)
+    await bench.settle(65)
+    assert bench.api.evicted == ["new"]
 
 
 async def test_a_pod_that_nobody_would_make_again_stays_and_it_is_said() -> None:

@@ -29,7 +29,7 @@ from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.reports import NodeReport, Reports
-from gpushare_operator.retractor import TOLD_AFTER_SECONDS, Retractor
+from gpushare_operator.retractor import TOLD_AFTER_SECONDS, WAITED_SECONDS, Retractor
 
 Json = dict[str, Any]
 START = 1_795_000_000.0  # 2026-11-18
@@ -238,6 +238,51 @@ async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_ma
     await bench.settle(3)
     assert bench.condition("new", "RetractionRefused") is None
     assert bench.share("new").status.retractions[0].count == 1
+
+
+def leave(bench: Bench, name: str, *, phase: str) -> None:
+    """Delete a pod, and keep its object in this phase."""
+    raw = bench.api.store.objects(PODS)[f"shop/{name}"]
+    raw["metadata"] |= {"deletionTimestamp": "2026-11-18T00:00:00Z", "finalizers": ["example.com/logs"]}
+    raw["status"] = {"phase": phase}
+    bench.api.store.put(PODS, raw)
+
+
+async def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_nobody_up(bench: Bench) -> None:
+    bench.pod("third")
+    leave(bench, "third", phase="Running")
+    await bench.settle(5)
+    bench.asks["uid-new"] = WHY
+    await bench.settle(20)
+    assert bench.api.evicted == [], "it still has its part of the GPU"
+    leave(bench, "third", phase="Failed")
+    await bench.settle(55)
+    assert bench.api.evicted == [], "the pause after it"
+    await bench.settle(10)
+    assert bench.api.evicted == ["new"]
+
+
+async def test_who_waits_for_long_says_for_what(bench: Bench) -> None:
+    bench.pod("third")
+    leave(bench, "third", phase="Running")
+    bench.asks["uid-new"] = WHY
+    await bench.settle(int(WAITED_SECONDS))
+    assert bench.condition("new", "RetractionRefused") is None
+    await bench.settle(5)
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "WaitsForLong"
+    assert found[1].startswith(
+        "new should leave its GPU so that its neighbours keep their promises, and waits since"
+    )
+    assert found[1].endswith("Z: another pod is leaving its GPU")
+    writes = bench.share("new")
+    await bench.settle(600)
+    assert bench.share("new") == writes, "written once"
+    bench.api.store.remove(PODS, "shop/third")
+    await bench.settle(70)
+    assert bench.api.evicted == ["new"]
+    assert bench.condition("new", "RetractionRefused") is None
 
 
 async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_its_place(bench: Bench) -> None:

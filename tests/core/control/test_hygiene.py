@@ -134,6 +134,8 @@ def plan(asks, residents, done=None, now=NOW, per_minute=2):
 def test_a_pod_in_trouble_is_evicted():
     assert plan([ask()], [resident(), resident("b")]).evict == "a"
     assert plan([ask()], [resident()]).evict == "a", "a pod alone on its GPU too"
+    kept = resident("b", leaving=True, ended=True)
+    assert plan([ask()], [resident(), kept]).evict == "a", "beside one that a finalizer keeps"
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def test_never_two_at_a_time_on_a_gpu_nor_before_it_is_calm() -> None:
     known = situation(leaving, second, VICTIM, asks=asks, written=frozenset({"second"}))
     assert plan(known).records == {}, "it leaves for another reason"
     intent = RetractionRecord(("shop/old",), 990.0, "second", "GPU-1")
-    assert plan(replace(known, records={"shop/second": (intent,)})).evict is None
+    pending = plan(replace(known, records={"shop/second": (intent,)}))
+    assert (pending.evict, pending.waiting["second"]) == (None, "another pod is leaving its GPU")
 
     done = {"shop/new": (RetractionRecord(("shop/old",), 950.0, "new", "GPU-1", 1250.0),), "shop/second": ()}
     rest = situation(second, VICTIM, asks=asks[1:], records=done)
@@ -136,6 +137,15 @@ def test_never_two_at_a_time_on_a_gpu_nor_before_it_is_calm() -> None:
     lately = replace(rest, last_left={"GPU-1": 1000.0})
     assert plan(lately, 1059.0).records == {}, "its containers took their time to end"
     assert list(plan(lately, 1061.0).records) == ["shop/second"]
+
+
+def test_who_has_ended_and_is_only_kept_by_a_finalizer_holds_nobody_up() -> None:
+    """Its containers are gone, and with them its memory, its clients and its part of the GPU."""
+    dead = Resident("dead", "shop/dead", JobClass.THROUGHPUT, leaving=True, ended=True)
+    [intent] = plan(situation(NEWCOMER, VICTIM, dead)).records["shop/new"]
+    assert intent.neighbours == ("shop/old",)
+    records = {"shop/new": (intent,)}
+    assert plan(situation(NEWCOMER, VICTIM, dead, records=records, written=frozenset({"new"}))).evict == "new"
 
 
 def test_the_clusters_rate_holds_and_who_waits_longest_comes_first() -> None:

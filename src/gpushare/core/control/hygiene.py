@@ -150,7 +150,7 @@ class Replacements:
     Attributes:
         of_share: by GpuShare, how many pods of it were replaced, and when the last one was.
         evicted: when each pod was evicted for any reason, by uid.
-        last_left: when a pod was last seen leaving each GPU, by GPU UUID.
+        last_left: when a pod was last seen moving out of each GPU, by GPU UUID.
         refused: pods whose eviction was refused a moment ago.
     """
 
@@ -199,12 +199,12 @@ def plan_replacement(
             never[pod.uid] = "it has no controller that would make another pod in its place"
         elif not ask.is_confirmed:
             waiting[pod.uid] = "its node's agent has not written since the operator started"
-        elif any(one.leaving for one in on_gpu) or now - done.last_left.get(ask.gpu, -calm_seconds) < calm_seconds:
+        elif any(one.is_moving_out for one in on_gpu) or _left_lately(done, ask.gpu, now) < calm_seconds:
             waiting[pod.uid] = "a pod leaves its GPU, or left it moments ago"
         elif pod.uid in done.refused or pod.uid in done.evicted:
             waiting[pod.uid] = "its eviction was just asked for"
-        elif (pause := _pause(done.of_share.get(pod.share), now)) > 0:
-            waiting[pod.uid] = f"a pod of its group was replaced lately, the next one may be in {pause:.0f} s"
+        elif pause := _pause(done.of_share.get(pod.share), now):
+            waiting[pod.uid] = f"a pod of its group was replaced lately, and the next may be {pause:.0f} s later"
         else:
             due.append((ask.gpu, pod.uid))
     lately = sum(0.0 <= now - at < _RATE_SECONDS for at in done.evicted.values())
@@ -226,7 +226,12 @@ def remembered(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[st
 
 
 def _pause(before: tuple[int, float] | None, now: float) -> float:
-    """Return for how many seconds no further pod of a group may be replaced."""
+    """Return how long after its last replacement a group has to wait; 0 if it need not wait any more."""
     if before is None or now - before[1] >= FORGOTTEN_SECONDS:
         return 0.0
-    return max(0.0, before[1] + PAUSE.seconds(before[0]) - now)
+    pause = PAUSE.seconds(before[0])
+    return pause if now < before[1] + pause else 0.0
+
+
+def _left_lately(done: Replacements, gpu: str, now: float) -> float:
+    return now - done.last_left.get(gpu, float("-inf"))

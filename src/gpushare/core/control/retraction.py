@@ -26,6 +26,7 @@ SILENT_SECONDS: Final = 150.0
 MOST_RECORDS: Final = 32  # as in the schema
 MOST_NEIGHBOURS: Final = 100  # as in the schema
 _RATE_SECONDS: Final = 60.0
+_LEAVING: Final = "another pod is leaving its GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Resident:
     Attributes:
         share: its GpuShare as namespace/name; "" while it has none.
         leaving: it is being deleted, for any reason.
-        ended: its containers have ended for good; it waits to be deleted.
+        ended: its containers have ended for good; a finalizer may keep the object for long.
         replaceable: it has a controller, which creates another pod in its place.
     """
 
@@ -83,6 +84,11 @@ class Resident:
     leaving: bool = False
     ended: bool = False
     replaceable: bool = True
+
+    @property
+    def is_moving_out(self) -> bool:
+        """Return whether it is being deleted and still has a part of its GPU: what it leaves is not known yet."""
+        return self.leaving and not self.ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ class RetractionSituation:
         records: by namespace/name, the records in the GpuShares that exist.
         written: uids of pods whose intent the API has accepted; only those are evicted.
         evicted: by uid, when the API accepted a pod's eviction, for pods that have not left yet.
-        last_left: by GPU UUID, when a pod was last seen leaving.
+        last_left: by GPU UUID, when a pod was last seen moving out.
     """
 
     asks: tuple[RetractionAsk, ...] = ()
@@ -187,7 +193,9 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
             records[resident.share] = _newest([*records.get(resident.share, ()), intent])
     # 3. Eviction: the oldest intent that the API has accepted and whose agent is alive, within the cluster's rate.
     heard = {uid for uid, ask in asks.items() if ask.is_confirmed}
-    due = _due(situation, records, heard)
+    ready = _ready(situation, records, heard)
+    due = [one for one in ready if not _is_left_by_another(situation, one.gpu)]
+    waiting |= {one.pod_uid: _LEAVING for one in ready if one not in due}
     evict = None
     if _evicted_lately(situation, records, now) < settings.per_minute:
         evict = min(due, key=lambda one: (one.at, one.pod_uid)).pod_uid if due else None
@@ -276,8 +284,8 @@ def _unrest(
     situation: RetractionSituation, records: RetractionRecords, gpu: str, settings: RetractionSettings, now: float
 ) -> str | None:
     """Return why a GPU is left alone for now; None if a pod of it may be moved."""
-    if any(one.leaving for one in situation.residents.get(gpu, ())):
-        return "another pod is leaving its GPU"
+    if _is_left_by_another(situation, gpu):
+        return _LEAVING
     on_gpu = [one for history in records.values() for one in history if one.gpu == gpu]
     if any(one.is_intent for one in on_gpu):
         return "another pod of its GPU is being retracted"
@@ -287,19 +295,16 @@ def _unrest(
     return None
 
 
-def _due(
+def _is_left_by_another(situation: RetractionSituation, gpu: str) -> bool:
+    return any(one.is_moving_out for one in situation.residents.get(gpu, ()))
+
+
+def _ready(
     situation: RetractionSituation, records: RetractionRecords, heard: AbstractSet[str]
 ) -> list[RetractionRecord]:
-    """Return the intents whose pod may be evicted now."""
+    """Return the intents whose pod may be evicted once its GPU is calm."""
     ready = (heard & situation.written) - situation.evicted.keys()
-    return [
-        one
-        for history in records.values()
-        for one in history
-        if one.is_intent
-        and one.pod_uid in ready
-        and not any(other.leaving for other in situation.residents.get(one.gpu, ()))
-    ]
+    return [one for history in records.values() for one in history if one.is_intent and one.pod_uid in ready]
 
 
 def _evicted_lately(situation: RetractionSituation, records: RetractionRecords, now: float) -> int:
