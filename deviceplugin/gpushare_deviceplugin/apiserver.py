@@ -15,6 +15,8 @@ from gpushare.kube import (
     ApiError,
     Change,
     EventType,
+    Forbidden,
+    Json,
     NotFound,
     Reflector,
     record_event,
@@ -37,6 +39,7 @@ class AgentApi:
         self._node_name = node_name
         self._state = state
         self._failing = False
+        self._may_adopt = True
         self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
         self.shares = NodeShares()
         """The GpuShares that have a pod on this node, as `profiles` keeps them."""
@@ -126,14 +129,14 @@ class AgentApi:
         return True
 
     async def write(self, status: GpuNodeStatus) -> bool:
-        """Write the GpuNode's status, creating the object if it is missing."""
+        """Write the GpuNode's status, creating the object if it is missing and this node is in the cluster."""
         body = {"status": to_json(status, nulls=True)}
         try:
             try:
-                await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
+                written = await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
             except NotFound:
                 await self._create()
-                await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
+                written = await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
         except ApiError as error:
             if not self._failing:
                 _log.warning("GpuNode %s not written, retrying: %s", self._node_name, error)
@@ -142,6 +145,8 @@ class AgentApi:
         if self._failing:
             _log.info("GpuNode %s is written again", self._node_name)
         self._failing = False
+        if self._may_adopt and "ownerReferences" not in written["metadata"]:
+            await self._adopt(str(written["metadata"]["uid"]))
         return True
 
     async def tell(self, notice: Notice, pod: ManagedPod | None = None) -> None:
@@ -169,11 +174,13 @@ class AgentApi:
         )
 
     async def _create(self) -> None:
-        metadata: dict[str, Any] = {"name": self._node_name}
-        if (uid := await self._node_uid()) is not None:
-            metadata["ownerReferences"] = [
-                {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": uid}
-            ]
+        """Create the GpuNode.
+
+        Raises:
+            ApiError: also if the Node cannot be read. Without it the GpuNode would have no owner, and so outlive a
+                node that was deleted under its agent.
+        """
+        metadata = {"name": self._node_name, "ownerReferences": await self._owners()}
         try:
             await self._api.create(GPUNODES, {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": metadata})
         except AlreadyExists:
@@ -187,10 +194,18 @@ class AgentApi:
             _log.warning("the version of the node's container runtime could not be read: %s", error)
             return None
 
-    async def _node_uid(self) -> str | None:
-        """Return the Node's uid, so that its GpuNode is deleted with it; None if we may not read nodes."""
+    async def _adopt(self, uid: str) -> None:
+        """Give the GpuNode its owner, which agents of former versions left out if their node was not there."""
         try:
-            node = await self._api.get(NODES, self._node_name)
-        except ApiError:
-            return None
-        return str(node["metadata"]["uid"])
+            body = {"metadata": {"uid": uid, "ownerReferences": await self._owners()}}
+            await self._api.patch(GPUNODES, self._node_name, body)
+        except Forbidden as error:
+            self._may_adopt = False  # where the API server lets only those set owners who may delete the object
+            _log.warning("GpuNode %s has no owner, delete it with its node by hand: %s", self._node_name, error)
+        except ApiError as error:
+            _log.info("GpuNode %s has no owner yet: %s", self._node_name, error)
+
+    async def _owners(self) -> list[Json]:
+        """Return this node as an owner, so that its GpuNode is deleted with it."""
+        node = await self._api.get(NODES, self._node_name)
+        return [{"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": str(node["metadata"]["uid"])}]

@@ -256,9 +256,9 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert running is not None
     assert running.thread_percentage == 50, "the cap that it runs under, whatever a pod of its share would get"
     assert [note.split(" is left out")[0] for note in cluster.notes] == [
+        "node gone",
         "pod shop/byhand",
         "pod shop/wrong",
-        "node gone",
         "pod shop/lost is counted without GPU GPU-9, which n does not have",
         "pod shop/away",
     ]
@@ -304,6 +304,22 @@ def test_a_gpu_that_two_nodes_list_belongs_to_who_has_pods_on_it_then_to_the_old
     assert code == 1, err
     assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-1"], None]
     assert "GPU GPU-0 is left out on node a: b, whose GpuNode is older, has it" in " ".join(err.split())
+    save(Objects({}, nodes[:1], [thief, owner]), files / "gone")
+    words[2] = files / "gone"
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-0"], ["GPU-1"]], (
+        "b has no Node any more"
+    )
+    unregistered = {"metadata": {"name": "b"}, **offered}
+    nodes[0] = {
+        "metadata": {"name": "a"},
+        "status": {"allocatable": {"cpu": "32", "memory": "64Gi", names.SHARE_RESOURCE: "200"}},
+    }
+    save(Objects({}, [nodes[0], unregistered], [thief, owner]), files / "new")
+    words[2] = files / "new"
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert [each.get("gpus") for each in json.loads(out)["pods"]] == [["GPU-0"], ["GPU-1"]], "b has no shares yet"
+    nodes[0] = {"metadata": {"name": "a"}, **offered}
     in_use = [pod("runs", "a", ("GPU-0",))]
     save(Objects({}, nodes, [thief, owner], [], in_use), files / "used")
     words[2] = files / "used"

@@ -1,4 +1,4 @@
-"""The agent's own list of its pods, beside the watch that goes on during it."""
+"""The agent's own list of its pods, beside the watch that goes on during it, and the GpuNode that it writes."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.deviceplugin.fakes import GPU_A, raw_pod
 
-from gpushare.kube import PODS
+from gpushare.core.api import GpuNodeStatus
+from gpushare.kube import GPUNODES, NODES, PODS, Forbidden, Json, Resource
 from gpushare.kube.fake import FakeApi
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.state import NodeState
@@ -98,3 +99,65 @@ async def test_a_refresh_lists_what_the_watch_has_not_delivered(state: NodeState
     cluster = AgentApi(api, "n1", state)
     assert await cluster.refresh_pods() == {"uid-a", "uid-b"}
     assert state.pods.keys() == {"uid-a", "uid-b"}
+
+
+NODE = {"metadata": {"name": "n1", "uid": "uid-of-node-1"}}
+STATUS = GpuNodeStatus.of((), driver_version="1")
+
+
+class GuardedApi(FakeApi):
+    """An API server that lets only those set owners who may delete the object."""
+
+    asked = 0
+
+    async def patch(self, resource: Resource, name: str, body: Any, **options: Any) -> Json:
+        if "ownerReferences" in body.get("metadata", {}):
+            self.asked += 1
+            raise Forbidden("cannot set an owner of an object that one may not delete", status=403)
+        return await super().patch(resource, name, body, **options)
+
+
+def owners(api: FakeApi) -> list[str]:
+    return [each["uid"] for each in api.store.objects(GPUNODES)["n1"]["metadata"].get("ownerReferences", ())]
+
+
+async def test_an_agent_that_outlives_its_node_does_not_make_its_gpunode_again(
+    state: NodeState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing would delete it: before, it kept the machine's GPUs from the name under which it joined again."""
+    api = FakeApi()
+    api.store.put(NODES, NODE)
+    cluster = AgentApi(api, "n1", state)
+    assert await cluster.write(STATUS)
+    assert owners(api) == ["uid-of-node-1"]
+    api.store.remove(NODES, "n1")
+    api.store.remove(GPUNODES, "n1")  # as the garbage collector does
+    assert not await cluster.write(STATUS)
+    assert not await cluster.write(STATUS)
+    assert "n1" not in api.store.objects(GPUNODES)
+    [logged] = [each.getMessage() for each in caplog.records if "not written" in each.getMessage()]
+    assert "nodes" in logged
+    api.store.put(NODES, {"metadata": {"name": "n1", "uid": "uid-of-node-2"}})
+    assert await cluster.write(STATUS)
+    assert owners(api) == ["uid-of-node-2"]
+
+
+async def test_a_gpunode_without_an_owner_gets_it_once_its_node_is_present(state: NodeState) -> None:
+    api = FakeApi()
+    api.store.put(GPUNODES, {"metadata": {"name": "n1", "uid": "uid-of-gpunode"}})
+    cluster = AgentApi(api, "n1", state)
+    assert await cluster.write(STATUS)
+    assert owners(api) == []
+    api.store.put(NODES, NODE)
+    assert await cluster.write(STATUS)
+    assert owners(api) == ["uid-of-node-1"]
+
+
+async def test_an_agent_that_may_not_set_an_owner_tries_it_once(state: NodeState) -> None:
+    api = GuardedApi()
+    api.store.put(NODES, NODE)
+    api.store.put(GPUNODES, {"metadata": {"name": "n1", "uid": "uid-of-gpunode"}})
+    cluster = AgentApi(api, "n1", state)
+    assert await cluster.write(STATUS)
+    assert await cluster.write(STATUS)
+    assert (api.asked, owners(api)) == (1, [])

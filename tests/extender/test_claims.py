@@ -11,7 +11,7 @@ from gpushare.core.placement import GpuSpec
 from gpushare.extender.claims import KEPT_SECONDS, LOOK_SECONDS, MOST_KEPT, ContestedGpu, GpuClaims
 from gpushare.extender.explain import CONTESTED_SECONDS, Explainer
 from gpushare.extender.reduce import GpuNodeView
-from gpushare.kube import EVENTS, GPUNODES
+from gpushare.kube import EVENTS, GPUNODES, NODES
 
 
 def view(name: str, *uuids: str, created_at: str = "", unhealthy: str = "", **allocated: str) -> GpuNodeView:
@@ -208,13 +208,13 @@ def test_after_a_restart_who_has_pods_but_does_not_list_a_gpu_makes_no_claim_bes
     assert claims.drop("a-thief") == ()
 
 
-NODES = st.sampled_from(["a", "b", "c"])
+NAMES = st.sampled_from(["a", "b", "c"])
 GPUS = st.frozensets(st.sampled_from(["g1", "g2", "g3"]))
-PODS_ON = st.dictionaries(st.sampled_from(["g1", "g2", "g3"]), st.sets(NODES))
+PODS_ON = st.dictionaries(st.sampled_from(["g1", "g2", "g3"]), st.sets(NAMES))
 STEPS = st.lists(
     st.one_of(
-        st.tuples(NODES, GPUS),
-        st.tuples(NODES, st.none()),
+        st.tuples(NAMES, GPUS),
+        st.tuples(NAMES, st.none()),
         st.tuples(st.just("pods"), PODS_ON),
         st.tuples(st.just("passes"), st.sampled_from([LOOK_SECONDS, KEPT_SECONDS / 2, KEPT_SECONDS])),
     ),
@@ -293,6 +293,7 @@ async def test_an_agent_that_lists_another_nodes_gpu_takes_nothing_from_it(runni
         "health": "Unhealthy",
         "tenants": [],
     }
+    cluster.add_node("a-thief", gpus=0)
     cluster.put(GPUNODES, {"metadata": {"name": "a-thief"}, "status": {"gpus": [stolen]}})
     real = dict(cluster.objects[GPUNODES]["n2"])
     real["status"] = {
@@ -397,6 +398,40 @@ async def test_a_report_without_a_gpu_gives_it_to_nobody_for_minutes_and_while_p
         assert ledger.state.gpu_node("GPU-n2-0") is None
         await seconds_pass(LOOK_SECONDS)
         assert ledger.state.gpu_node("GPU-n2-0") == "n1", "moved, as it seems"
+
+
+async def test_a_machine_that_joins_again_under_another_name_has_its_gpus(
+    cluster: Any, serve_cluster: Any
+) -> None:
+    """Its agent outlived the Node by a moment and wrote the GpuNode again, which nothing deletes."""
+    cluster.add_node("old")
+    async with serve_cluster(cluster) as running:
+        state = running.extender.ledger.state
+        cluster.remove(NODES, "old")
+        ghost = cluster.objects[GPUNODES]["old"]
+        cluster.remove(GPUNODES, "old")
+        cluster.put(GPUNODES, ghost)
+        await cluster.settle()
+        assert state.node_names == ()
+        cluster.add_node("new", gpus=0)
+        cluster.put(GPUNODES, ghost | {"metadata": {"name": "new"}})
+        await cluster.settle()
+        assert {state.gpu_node(gpu) for gpu in ("GPU-old-0", "GPU-old-1")} == {"new"}
+        assert running.extender.ledger.claims.contested() == ()
+    old = {"name": "old", "creationTimestamp": "2026-11-20T00:00:00Z"}
+    cluster.put(GPUNODES, ghost | {"metadata": old})
+    async with serve_cluster(cluster) as again:
+        ledger = again.extender.ledger
+        assert ledger.state.gpu_node("GPU-old-0") == "new", "after a restart too, though the other is older"
+        cluster.add_node("late")
+        node, late = cluster.objects[NODES]["late"], cluster.objects[GPUNODES]["late"]
+        cluster.remove(NODES, "late")
+        await cluster.settle()
+        assert ledger.state.row("late") is None
+        cluster.put(GPUNODES, late | {"status": {"gpus": late["status"]["gpus"][:1]}})
+        cluster.put(NODES, node)
+        await cluster.settle()
+        assert ledger.state.uuids(ledger.state.row("late")) == ("GPU-late-0",), "as its agent wrote it last"
 
 
 async def test_a_node_that_gets_a_gpu_and_loses_another_after_the_first_lists_has_what_is_its_own(

@@ -7,7 +7,7 @@ import pytest
 from gpushare.core.api import GpuShare, PodView, Reason, Rejection, names
 from gpushare.core.placement import Placement, PlacementRequest, Settings
 from gpushare.extender.ledger import ShareLedger
-from gpushare.extender.reduce import reduce_gpunode
+from gpushare.extender.reduce import NodeView, reduce_gpunode
 from gpushare.kube import Change
 from gpushare.twin.contention import WORKLOADS
 
@@ -30,6 +30,7 @@ class Cluster:
         """A fresh extender with everything that the API holds."""
         self.ledger = ledger = ShareLedger(Settings("bestfit"), on_room=self.room, now=lambda: self.now)
         for node in ("n1", "n2"):
+            ledger.node_changed(Change.ADDED, node, NodeView(node, 64_000, 500_000))
             self.write(node)
         for key, share in self.shares.items():
             ledger.share_changed(Change.ADDED, key, GpuShare.from_object(share))

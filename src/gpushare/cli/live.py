@@ -191,7 +191,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     """
     notes: list[str] = []
     pods = [PodView.from_object(pod) for pod in objects.pods]
-    gpunodes = _with_own_gpus(objects.gpunodes, pods, notes)
+    gpunodes = _with_own_gpus(objects, pods, notes)
     shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
@@ -236,10 +236,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     unhealthy: set[str] = set()
     silent: dict[str, int] = {}
     for gpunode in gpunodes:
-        allocatable = offered.get(gpunode.name)
-        if allocatable is None:
-            notes.append(f"node {gpunode.name} is left out: it has a GpuNode but is not in the cluster")
-            continue
+        allocatable = offered[gpunode.name]
         cpu_taken, memory_taken = others.get(gpunode.name, [0, 0])
         gpus = sorted(gpunode.status.gpus, key=lambda gpu: gpu.index)
         unhealthy.update(gpu.uuid for gpu in gpus if gpu.health is not Health.HEALTHY)
@@ -335,23 +332,30 @@ def _scheduler_nodes(
     return found
 
 
-def _with_own_gpus(objects: Sequence[Json], pods: Sequence[PodView], notes: list[str]) -> list[GpuNode]:
-    """Return the GpuNodes without GPUs that belong to another node; add a note on each such GPU.
+def _with_own_gpus(objects: Objects, pods: Sequence[PodView], notes: list[str]) -> list[GpuNode]:
+    """Return the cluster's GpuNodes without GPUs that belong to another node; add a note on what is left out.
 
     So does an extender that has just started; one that has run for longer knows which node listed a GPU first.
+    For both, a node makes no claim without a Node that has shares.
     """
-    gpunodes = {node.name: node for node in map(GpuNode.from_object, objects)}
+    says_shares = _says_shares(objects)
+    nodes = {node["metadata"]["name"]: _shares_of(node) is not None or not says_shares for node in objects.nodes}
+    gpunodes = {node.name: node for node in map(GpuNode.from_object, objects.gpunodes)}
+    for name in sorted(gpunodes.keys() - nodes.keys()):
+        notes.append(f"node {name} is left out: it has a GpuNode but is not in the cluster")
+        del gpunodes[name]
     created_at = {
-        str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects
+        str(each["metadata"]["name"]): each["metadata"].get("creationTimestamp") or "" for each in objects.gpunodes
     }
+    offering = {name for name, offers in nodes.items() if offers}
     decided = nodes_by_decision(pods)
     claimants: dict[str, set[str]] = {}
     for name, node in gpunodes.items():
         for gpu in node.status.gpus:
             claimants.setdefault(gpu.uuid, decided.get(gpu.uuid, set()) & gpunodes.keys()).add(name)
     owners = {
-        uuid: in_order_of_claim(nodes, decided.get(uuid, set()), created_at)[0]
-        for uuid, nodes in claimants.items()
+        uuid: in_order_of_claim(claiming & offering or claiming, decided.get(uuid, set()), created_at)[0]
+        for uuid, claiming in claimants.items()
     }
     for name in sorted(gpunodes, key=lambda name: (created_at[name], name)):
         node = gpunodes[name]

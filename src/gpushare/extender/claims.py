@@ -2,8 +2,8 @@
 
 A GpuNode is written by its node's agent, and an agent may be compromised. Wrong data about its own node harms only
 that node. But if it lists the UUID of another node's GPU, that GPU would be on two nodes and usable on neither. So
-a GPU belongs to the node that listed it first, until its GpuNode is gone, or it has neither listed the GPU nor had
-a pod on it for `KEPT_SECONDS` (ADR 0208).
+a GPU belongs to the node that listed it first, until that node or its GpuNode is gone, or it has neither listed
+the GPU nor had a pod on it for `KEPT_SECONDS` (ADR 0208).
 """
 
 import bisect

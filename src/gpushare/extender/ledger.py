@@ -132,6 +132,8 @@ class ShareLedger:
         self._queued = QueuedPods(settings.reserve_after_seconds)
         self._closed_to = ClosedNodes()
         self._uids: dict[str, str] = {}
+        self._reports: dict[str, GpuNodeView] = {}
+        """Every GpuNode as its agent wrote it, also of a node that is gone."""
         self._gpunodes: dict[str, GpuNodeView] = {}
         self.claims = claims or GpuClaims()
         self._nodes: dict[str, NodeView] = {}
@@ -226,16 +228,16 @@ class ShareLedger:
             self._place_undecided(pod.uid, pod.node)
 
     def gpunode_changed(self, change: Change, key: str, view: GpuNodeView) -> None:
-        """Record a change of a node's GPUs, their health or their tenants."""
+        """Record a change of a node's GPUs, their health or their tenants; they count while its Node has shares.
+
+        An agent may outlive its Node; what it then writes would keep the GPUs from the machine's next name.
+        """
         if change is Change.DELETED:
-            self._heard.discard(key)
-            self._heard_at.pop(key, None)
-            self._gpunodes.pop(key, None)
-            self.idle.drop(key)
-            self._presence.forget(key)
-            self._presence_changed(key)
-            self.state.remove_node(key)
-            self._gpus_changed_hands((), self.claims.drop(key))
+            self._reports.pop(key, None)
+            self._gpus_gone(key)
+            return
+        self._reports[key] = view
+        if key not in self._nodes:
             return
         before = self._gpunodes.get(key)
         if before is None or before.observed_at != view.observed_at:
@@ -244,6 +246,17 @@ class ShareLedger:
                 self.idle.heard(key, view.idle)
         losers, gainers = self.claims.put(view)
         self._gpus_changed_hands((*losers, key) if gainers else losers, (key, *gainers))
+
+    def _gpus_gone(self, key: str) -> None:
+        """Take a node's GPUs out, and end its claims to them."""
+        self._heard.discard(key)
+        self._heard_at.pop(key, None)
+        self._gpunodes.pop(key, None)
+        self.idle.drop(key)
+        self._presence.forget(key)
+        self._presence_changed(key)
+        self.state.remove_node(key)
+        self._gpus_changed_hands((), self.claims.drop(key))
 
     def settle_claims(self) -> None:
         """Give GPUs that several nodes list to those with pods on them; call this after the first lists."""
@@ -343,13 +356,16 @@ class ShareLedger:
             self._closed_to.clear()
         if change is Change.DELETED:
             self._nodes.pop(key, None)
-        else:
-            self._nodes[key] = view
-            if view.is_second_choice:
-                self._second_choices.add(key)
+            self._gpus_gone(key)
+            return
+        self._nodes[key] = view
+        if view.is_second_choice:
+            self._second_choices.add(key)
         if key in self._gpunodes:
             self._update_node(key)
             self.on_room()
+        elif key in self._reports:
+            self.gpunode_changed(Change.ADDED, key, self._reports[key])
 
     def share_changed(self, change: Change, key: str, share: GpuShare) -> None:
         """Record a GpuShare that appeared, changed or disappeared; it counts for pods placed from now on."""
@@ -573,14 +589,9 @@ class ShareLedger:
             self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids)
 
     def _update_node(self, name: str) -> None:
-        offered = self._nodes.get(name)
+        offered = self._nodes[name]
         self.state.update_node(
-            NodeSpec(
-                name,
-                self._gpunodes[name].gpus,
-                cpu_milli=offered.cpu_milli if offered else None,
-                memory_mib=offered.memory_mib if offered else None,
-            )
+            NodeSpec(name, self._gpunodes[name].gpus, cpu_milli=offered.cpu_milli, memory_mib=offered.memory_mib)
         )
 
 
