@@ -13,6 +13,32 @@ from gpushare_operator.world import ClusterView
 _MOST_REMEMBERED: Final = 20_000  # an older state arrives within moments of the newer one
 
 
+class _Versions:
+    """The newest known version of each object of one kind."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+        self._of: LRUCache[Hashable, int] = LRUCache(_MOST_REMEMBERED)
+
+    def is_news(self, key: Hashable, version: int, *, deleted: bool) -> bool:
+        """Return whether neither this nor a newer version of `key` is known; if so, remember this one.
+
+        Each state comes twice or more: lists are read twice, and the watch repeats the answers to our writes. A
+        deletion counts though its version is known, and so does an object without a version (0).
+        """
+        known = self._of.get(key, 0)
+        if version < known or (version == known and version and not deleted):
+            return False
+        self._of[key] = version
+        self.newest = max(self.newest, version)
+        return True
+
+    def forget(self) -> None:
+        """Forget every version."""
+        self.newest = 0
+        self._of.clear()
+
+
 class Intake:
     """Accepts events, lists and the answers to our own writes, in any order.
 
@@ -27,12 +53,12 @@ class Intake:
     def __init__(self, world: ClusterView) -> None:
         self.bad_objects = {kind: BadObjects(kind) for kind in (GPUSHARES.kind, PODS.kind)}
         self._world = world
-        self._versions: LRUCache[Hashable, int] = LRUCache(_MOST_REMEMBERED)
+        self._versions = {kind: _Versions() for kind in self.bad_objects}
 
     def share(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a GpuShare's state, or its deletion."""
         key = _share_key(obj)
-        if not self._is_news(key, _version(obj), deleted=deleted):
+        if not self._versions[GPUSHARES.kind].is_news(key, _version(obj), deleted=deleted):
             return
         try:
             if deleted:
@@ -45,7 +71,7 @@ class Intake:
     def pod(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a managed pod's state, or its deletion."""
         metadata = obj["metadata"]
-        if not self._is_news(metadata["uid"], _version(obj), deleted=deleted):
+        if not self._versions[PODS.kind].is_news(metadata["uid"], _version(obj), deleted=deleted):
             return
         try:
             if deleted:
@@ -67,7 +93,7 @@ class Intake:
         """Forget these GpuShares as deleted at `version`; return how many were still known."""
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
-            self._is_news(key, version, deleted=True)
+            self._versions[GPUSHARES.kind].is_news(key, version, deleted=True)
             self._world.drop_share(key.namespace, key.name)
         return len(gone)
 
@@ -75,21 +101,17 @@ class Intake:
         """Forget these pods as deleted at `version`; return how many were still known."""
         gone = uids & self._world.pods.keys()
         for uid in gone:
-            self._is_news(uid, version, deleted=True)
+            self._versions[PODS.kind].is_news(uid, version, deleted=True)
             self._world.drop_pod(uid)
         return len(gone)
 
-    def _is_news(self, key: Hashable, version: int, *, deleted: bool) -> bool:
-        """Return whether neither this nor a newer version of `key` is known; if so, remember this one.
+    def newest(self, kind: str) -> int:
+        """Return the newest version known of any object of a kind."""
+        return self._versions[kind].newest
 
-        Each state comes twice or more: lists are read twice, and the watch repeats the answers to our writes. A
-        deletion counts though its version is known, and so does an object without a version (0).
-        """
-        known = self._versions.get(key, 0)
-        if version < known or (version == known and version and not deleted):
-            return False
-        self._versions[key] = version
-        return True
+    def start_over(self, kind: str) -> None:
+        """Take the next state of every object of a kind for news: versions count from an older one again."""
+        self._versions[kind].forget()
 
 
 def _share_key(obj: Json) -> ShareKey:

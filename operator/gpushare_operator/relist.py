@@ -28,12 +28,16 @@ class WatchedResource:
         take: records an object of a list.
         known: returns the uids known in a namespace (None: in all).
         forget: forgets these uids as deleted at that resourceVersion; returns how many were still known.
+        newest: returns the newest resourceVersion known of any object.
+        start_over: forgets which versions are known, but no object.
     """
 
     resource: Resource
     take: Callable[[Json], None]
     known: Callable[[str | None], set[str]]
     forget: Callable[[set[str], int], int]
+    newest: Callable[[], int]
+    start_over: Callable[[], None]
     label_selector: str | None = None
 
 
@@ -79,20 +83,29 @@ class Relist:
     async def look(self) -> None:
         """List, record every object, and forget known objects that are missing from the list.
 
+        A list is never older than what was known before it, unless etcd was restored from a backup.
+
         Raises:
             ApiError: the list failed; nothing was forgotten.
         """
         watched, present, version = self.watched, set(), 0
-        before = watched.known(self._namespace)
+        before, newest = watched.known(self._namespace), watched.newest()
         async for page in self._api.pages(
             watched.resource, namespace=self._namespace, label_selector=watched.label_selector
         ):
+            version = int(page.resource_version or 0)
+            if 0 < version < newest:
+                _log.warning(
+                    "%s is at version %d after %d, as if restored from a backup: its list is taken for the newest",
+                    *(self.path, version, newest),
+                )
+                watched.start_over()
+                newest = 0
             for number, obj in enumerate(page.items, start=1):
                 present.add(obj["metadata"]["uid"])
                 watched.take(obj)
                 if number % _AT_A_STRETCH == 0:
                     await asyncio.sleep(0)  # let other tasks run
-            version = int(page.resource_version or 0)
         missed = watched.forget(before - present, version)
         if missed:
             _log.info("%d objects at %s were deleted while no watch was open", missed, self.path)

@@ -235,8 +235,23 @@ class Operator:
 def _watched(intake: Intake) -> tuple[WatchedResource, ...]:
     """Return the resource types that Kopf watches."""
     return (
-        WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
-        WatchedResource(PODS, intake.pod, intake.pod_uids, intake.forget_pods, MANAGED_SELECTOR),
+        WatchedResource(
+            GPUSHARES,
+            intake.share,
+            intake.share_uids,
+            intake.forget_shares,
+            partial(intake.newest, GPUSHARES.kind),
+            partial(intake.start_over, GPUSHARES.kind),
+        ),
+        WatchedResource(
+            PODS,
+            intake.pod,
+            intake.pod_uids,
+            intake.forget_pods,
+            partial(intake.newest, PODS.kind),
+            partial(intake.start_over, PODS.kind),
+            MANAGED_SELECTOR,
+        ),
     )
 
 

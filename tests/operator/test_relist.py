@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from yarl import URL
 
+from gpushare.core.admission import ShareKey
 from gpushare.kube import GPUSHARES, Api, Page, Resource, Retryable
 from gpushare_operator.intake import Intake
 from gpushare_operator.relist import Relist, WatchedResource
@@ -42,7 +44,15 @@ class Pages:
 def made(api: Pages, namespace: str | None = None) -> tuple[Relist, Intake, ClusterView]:
     world = ClusterView(lambda _: None)
     intake = Intake(world)
-    watched = WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares, "a=b")
+    watched = WatchedResource(
+        GPUSHARES,
+        intake.share,
+        intake.share_uids,
+        intake.forget_shares,
+        partial(intake.newest, GPUSHARES.kind),
+        partial(intake.start_over, GPUSHARES.kind),
+        "a=b",
+    )
     return Relist(cast("Api", api), watched, namespace), intake, world
 
 
@@ -64,6 +74,32 @@ async def test_what_is_made_during_the_list_stays() -> None:
     await relist.look()
     assert {key.name for key in world.shares} == {"just made"}
     assert relist.missed == 0
+
+
+async def test_after_a_restore_from_a_backup_the_list_is_the_newest() -> None:
+    """Its versions are lower than those known, and stay so for as many writes as the backup lacks."""
+    api = Pages(Page([share(700, "a")], "720"))
+    relist, intake, world = made(api)
+    for obj in (share(900, "a"), share(901, "made since")):
+        obj["spec"] = {"maxSlowdown": 9.0}
+        intake.share(obj)
+    intake.share(share(702, "a"))
+    assert world.shares[ShareKey("shop", "a")].spec.max_slowdown == 9.0, "an old state, as far as is known yet"
+    await relist.look()
+    assert {key.name for key in world.shares} == {"a"}
+    assert world.shares[ShareKey("shop", "a")].spec.max_slowdown is None
+    intake.share(share(721, "b"))
+    intake.share(share(722, "a"), deleted=True)
+    intake.share(share(715, "a"))
+    assert {key.name for key in world.shares} == {"b"}, "the newest state wins as before"
+
+
+async def test_what_changes_during_a_list_is_no_restore() -> None:
+    api = Pages(Page([share(5, "a")], "10"), Page([share(6, "b")], "10"), between=lambda: intake.share(new))
+    new = share(12, "a") | {"spec": {"maxSlowdown": 9.0}}
+    relist, intake, world = made(api)
+    await relist.look()
+    assert world.shares[ShareKey("shop", "a")].spec.max_slowdown == 9.0
 
 
 async def test_a_list_that_breaks_off_forgets_nothing() -> None:

@@ -58,6 +58,8 @@ class Binder:
                 return self._refused("PodChanged", pod)
             if pod.node is not None:
                 return self._is_bound(pod, args)
+            if pod.uid not in ledger.unanswered and ledger.may_be_bound(pod.uid):
+                ledger.not_bound(pod)
             return await self._bind(pod, args)
         finally:
             ledger.binding.discard(args.pod_uid)
@@ -92,7 +94,9 @@ class Binder:
                 else:
                     ledger.release(uid)
             elif ledger.ahead.get(uid) is asked:
-                if seen is not None and seen.uid == uid:
+                if seen is not None and seen.uid == uid and seen.node is None:
+                    ledger.not_bound(seen)
+                elif seen is not None and seen.uid == uid:
                     ledger.bound(seen, now)  # and ask again as much later
                 else:
                     ledger.pod_changed(Change.DELETED, f"{asked.namespace}/{asked.name}", ledger.pods[uid])

@@ -85,8 +85,8 @@ class ShareLedger:
 
     Rules of reservations: `bind` reserves before it asks the API. A bound pod counts where its annotations say,
     whoever bound it. A pod that has ended or is gone releases its room at once. An event or a request of
-    kube-scheduler that shows a pod as unbound never releases anything, because it may be older than our own
-    binding. A bind request without an answer keeps its reservation until its outcome is known, and is only
+    kube-scheduler that shows a pod as unbound releases nothing before the watch has shown our own binding, because
+    it may be older. A bind request without an answer keeps its reservation until its outcome is known, and is only
     repeated unchanged (ADR 0169).
     """
 
@@ -166,8 +166,14 @@ class ShareLedger:
             self._forget(pod.uid)
             self._uids.pop(key, None)
             return
-        if pod.node is None and pod.uid in self.ahead:
-            return
+        if pod.node is None:
+            if pod.uid in self.ahead:
+                return
+            if (known := self.pods.get(pod.uid)) is not None and known.node is not None:
+                # Nothing takes a binding back that was shown but a restore of etcd from an older backup.
+                _log.warning("pod %s is not bound to %s any more: it is placed anew", key, known.node)
+                self._undecided.forget(pod.uid)
+                self.release(pod.uid)
         self._uids[key] = pod.uid
         self.pods[pod.uid] = pod
         self._queued.put(pod, self._now())
@@ -191,6 +197,11 @@ class ShareLedger:
         self.pod_changed(Change.MODIFIED, pod.key, pod)
         if pod.uid in self.pods:
             self.ahead[pod.uid] = Unseen(pod.namespace, pod.name, at)
+
+    def not_bound(self, pod: PodView) -> None:
+        """Record that the API server, asked just now, has a pod unbound."""
+        self.ahead.pop(pod.uid, None)
+        self.pod_changed(Change.MODIFIED, pod.key, pod)
 
     def may_be_bound(self, pod_uid: str) -> bool:
         """Return whether the pod is bound, or may still be bound by a request of ours."""
