@@ -26,7 +26,8 @@ def profiling_of(
             break
         if pod.finished or pod.decision is None:
             continue
-        term = term_of(pod, unprofiled, unix_seconds(pod.decision.decided_at), unix_seconds(pod.started_at))
+        moments = map(unix_seconds, (pod.decision.decided_at, pod.accepted_at, pod.started_at))
+        term = term_of(pod, unprofiled, *moments)
         if term is not None and term.until > now and settings.probation.seconds:
             on_probation[pod.name] = clock_time(term.until)
             ends.append(term.until)

@@ -134,6 +134,22 @@ def test_it_prefers_the_empty_gpu_and_the_decision_says_so(cluster: Cluster) -> 
     assert names.PROBATION_SECONDS not in cluster.bind("new-2", "n1"), "its workload has its turn"
 
 
+@pytest.mark.parametrize(("accepted", "started"), [("02:50:01", "02:50:21"), ("03:10:01", "03:10:21")])
+def test_a_nodes_clock_that_is_wrong_makes_no_window_longer_or_shorter(
+    cluster: Cluster, accepted: str, started: str
+) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.pods["new-1"]["status"] = {
+        "startTime": f"2026-11-23T{accepted}Z",
+        "containerStatuses": [{"state": {"running": {"startedAt": f"2026-11-23T{started}Z"}}}],
+    }
+    cluster.tell("new-1")
+    cluster.make("other", "other", "0.3")
+    assert "until 03:01:20 UTC" in str(cluster.refusals("other")["n2"])
+    cluster.start()
+    assert "until 03:01:20 UTC" in str(cluster.refusals("other")["n2"])
+
+
 def test_a_restarted_extender_knows_who_is_on_probation_until_when(cluster: Cluster) -> None:
     cluster.bind("new-1", "n2")
     cluster.pods["new-1"]["status"] = {

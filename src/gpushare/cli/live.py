@@ -438,5 +438,6 @@ def _bound(
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:
     """Return where a pod runs, from its decision."""
-    term = term_of(pod, request.unprofiled, unix_seconds(decision.decided_at), unix_seconds(pod.started_at))
+    moments = map(unix_seconds, (decision.decided_at, pod.accepted_at, pod.started_at))
+    term = term_of(pod, request.unprofiled, *moments)
     return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)

@@ -591,8 +591,8 @@ class ShareLedger:
             self.state.reserve(pod.uid, decided, request, unix_seconds(decision.decided_at))
         if decision.probation_seconds is not None:
             unprofiled = unprofiled_of(pod, self._workloads.share_of(pod))
-            began, started = unix_seconds(decision.decided_at), unix_seconds(pod.started_at)
-            self.state.set_probation(pod.uid, term_of(pod, unprofiled, began, started))
+            moments = map(unix_seconds, (decision.decided_at, pod.accepted_at, pod.started_at))
+            self.state.set_probation(pod.uid, term_of(pod, unprofiled, *moments))
         gpunode = self._gpunodes.get(node)
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)

@@ -38,7 +38,8 @@ class PodView:
         short_of_shares: it waits because kube-scheduler itself counted too few shares on some node.
         leaving: it is being deleted.
         unserved: kubelet rejected it for good because no device plugin was serving when it arrived.
-        started_at: when the first of its running containers started, RFC 3339; empty while none runs.
+        accepted_at: when kubelet took it up, by kubelet's clock, RFC 3339; empty before.
+        started_at: when the first of its running containers started, by the same clock; empty while none runs.
         gated: a scheduling gate holds it back.
         unschedulable: kube-scheduler found no node for it in its last attempt.
         rules: its own rules on nodes; None once it is bound.
@@ -65,6 +66,7 @@ class PodView:
     short_of_shares: bool = False
     leaving: bool = False
     unserved: bool = False
+    accepted_at: str = ""
     started_at: str = ""
     gated: bool = False
     unschedulable: bool = False
@@ -117,6 +119,7 @@ class PodView:
             short_of_shares=names.SHARE_RESOURCE in (unscheduled.get("message") or ""),
             leaving="deletionTimestamp" in metadata,
             unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
+            accepted_at=status.get("startTime") or "",
             started_at=_started_at(status),
             gated=bool(gates_of(spec)),
             unschedulable=unscheduled.get("reason") == UNSCHEDULABLE,

@@ -119,17 +119,23 @@ def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
 
 
 def term_of(
-    pod: PodView, unprofiled: Unprofiled | None, decided_at: float, started_at: float
+    pod: PodView, unprofiled: Unprofiled | None, decided_at: float, accepted_at: float, started_at: float
 ) -> ProbationTerm | None:
     """Return the term of a bound pod from its decision; None if it has none.
 
+    kubelet takes a pod up within a second of the decision, so the time from then to its start counts from the
+    decision: the clocks of the node and of who decided are not compared.
+
     Args:
         decided_at: seconds; -inf if the decision does not say.
-        started_at: when its first container started, seconds; -inf while none has.
+        accepted_at: when kubelet took it up, by the node's clock, seconds; -inf if it does not say.
+        started_at: when its first container started, by the node's clock; -inf while none has.
     """
     if pod.decision is None or pod.decision.probation_seconds is None or unprofiled is None:
         return None
-    latest = decided_at + START_SECONDS
-    begins = latest if started_at == -math.inf else min(started_at, latest)
+    start_seconds = START_SECONDS
+    if started_at > -math.inf:
+        start_seconds = started_at - (accepted_at if accepted_at > -math.inf else decided_at)
+    begins = decided_at + min(max(start_seconds, 0.0), START_SECONDS)
     until = begins + pod.decision.probation_seconds
     return ProbationTerm(unprofiled.workloads, pod.key, until, pod.namespace)
