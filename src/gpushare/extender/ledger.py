@@ -42,6 +42,7 @@ from gpushare.extender.claims import GpuClaims
 from gpushare.extender.closed import ClosedNodes
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
+from gpushare.extender.last_request import LastRequest
 from gpushare.extender.others import OtherPod, OtherPods
 from gpushare.extender.presence import AgentPresence
 from gpushare.extender.queued import QueuedPods
@@ -63,21 +64,6 @@ class Unseen:
     namespace: str
     name: str
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _LastRequest:
-    """The request that was made last, and what of: prioritize asks about the pod that filter asked about."""
-
-    pod: PodView
-    share: GpuShare | None
-    known: KnownWorkload | None
-    since: float
-    request: PlacementRequest | Rejection
-
-    def is_of(self, pod: PodView, share: GpuShare | None, known: KnownWorkload | None, since: float) -> bool:
-        """Return whether a request for these would be the same."""
-        return self.share is share and self.known is known and self.since == since and self.pod == pod
 
 
 class ShareLedger:
@@ -141,7 +127,7 @@ class ShareLedger:
         self._other_pods: dict[str, OtherPod] = {}
         self._undecided = Undecided(self.state)
         self._second_choices: set[str] = set()
-        self._last_request: _LastRequest | None = None
+        self._last_request: LastRequest | None = None
         self.silent: frozenset[str] = frozenset()
         """Nodes whose agent has not written for `SILENT_SECONDS`: they get no new pods."""
         self.away: set[str] = set()
@@ -400,7 +386,7 @@ class ShareLedger:
         last = self._last_request
         if last is None or not last.is_of(pod, share, known, since):
             request = request_of(pod, share, known, self._defaults, queued_at=since)
-            self._last_request = last = _LastRequest(pod, share, known, since, request)
+            self._last_request = last = LastRequest(pod, share, known, since, request)
         return last.request
 
     def untried(self) -> Iterator[PodView]:
