@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-GPU_TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
+ROOT = Path(__file__).resolve().parents[2]
+GPU_TESTS = ROOT / "tests" / "gpu"
 
 
 @pytest.fixture
@@ -126,3 +127,23 @@ def test_a_newcomer_is_read_breaks_a_promise_and_is_throttled(
         step(Newcomer(after=0.55))
     with pytest.raises(suite.chart_newcomer.Failed, match="a profile of the newcomer"):
         step(Newcomer(after=0.7, profile_after=60.0))
+
+
+def test_the_page_says_of_the_newcomer_what_the_record_says(suite: ModuleType) -> None:
+    step = json.loads((ROOT / "tests/data/chart/h200-newcomer.json").read_text())["details"]
+    page = (ROOT / "docs/measurements/cluster-h200.md").read_text().replace("**", "")
+    rows = {
+        name: row for row in page.splitlines() for name in ("unknown", "known") if f"| newcomer, {name} |" in row
+    }
+    unknown = step["unknown"]
+    assert f"profile {unknown['first_kernel_to_profile_s']} s after its first kernel" in rows["unknown"]
+    assert f"cost the neighbour {unknown['part_of_the_neighbours_minute']:.0%} of a minute" in rows["unknown"]
+    assert list(unknown["readings"].values()) == [6.0]
+    assert f"fft makes {step['beside']} beside it and is promised {step['promise']}" in rows["known"]
+    looks = [suite.chart_newcomer.Look(*each) for each in step["looks"]]
+    broken = suite.chart_newcomer.kept_again(looks, step["promise"] - suite.chart_newcomer.TOLERANCE)
+    assert f"below the promise for {broken} s" in rows["known"]
+    assert f"{looks[0].own:.2f} at once, {min(look.own for look in looks):.2f} at the lowest" in rows["known"]
+    late = [look.own for look in looks if look.at > 10]
+    assert f"{min(late):.2f} to {max(late):.2f}" in rows["known"]
+    assert f"stands still {step['throttle_of_newcomer']:.0%} of the time" in rows["known"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from threats import ROOT, Threat, gpu_steps, row_count, tests_named_in_rows, threats
+from threats import ROOT, Threat, gpu_steps, row_count, named_in_rows, threats
 
 REVIEWED = frozenset(range(1, 20))
 LEAST = 35
@@ -19,7 +19,7 @@ def test_every_row_of_the_table_is_read() -> None:
 
 
 def test_no_row_with_a_test_stands_in_another_table() -> None:
-    assert sorted(tests_named_in_rows()) == sorted(threat.node_id for threat in threats())
+    assert sorted(named_in_rows()) == sorted(threat.node_id for threat in threats())
 
 
 def test_enough_of_them_are_tried_in_pods_on_a_kubelet() -> None:

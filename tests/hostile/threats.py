@@ -57,7 +57,7 @@ def row_count() -> int:
     return len([line for line in _section("## Threats").splitlines() if line.startswith("| ")]) - 1
 
 
-def tests_named_in_rows() -> tuple[str, ...]:
+def named_in_rows() -> tuple[str, ...]:
     """Every test that stands in the last cell of a row of the page, in whichever table."""
     return tuple(_LAST_CELL.findall(PAGE.read_text(encoding="utf-8")))
 
