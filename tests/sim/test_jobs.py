@@ -77,6 +77,47 @@ def test_alone_a_job_takes_its_solo_time_and_the_queue_waits_in_order():
     assert report(outcome).throughput_ratio == pytest.approx(1.0)
 
 
+class Counted(Fifo):
+    """Fails at more calls than any test's trace needs, so that a simulation without end ends.
+
+    Attributes:
+        wakes: ask each time to be called again at once, the first few times.
+    """
+
+    wakes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def schedule(self, cluster: JobCluster) -> None:
+        super().schedule(cluster)
+        self.times.append(cluster.now_seconds)
+        assert len(self.times) < 1000, f"time stands still at {cluster.now_seconds}"
+        if len(self.times) <= self.wakes:
+            cluster.wake_at(cluster.now_seconds)
+
+
+@pytest.mark.parametrize("days", [60, 194, 365, 4000])
+def test_short_jobs_end_however_late_they_come(days):
+    """What rounding of a late time leaves of a job's work takes less time than that time can tell."""
+    rng = np.random.default_rng(1)
+    lengths = rng.uniform(0.2, 1.0, 100).round(3)
+    trace = [
+        job(f"j{number}", "light", days * 86400 + 7.001 * number, float(length))
+        for number, length in enumerate(lengths)
+    ]
+    outcome = simulate(trace, 1, Counted(), truth())
+    assert [each.slowdown for each in outcome.jobs] == pytest.approx([1.0] * len(trace), abs=1e-4)
+
+
+def test_a_policy_is_called_at_a_later_time_however_late_it_is():
+    policy = Counted()
+    policy.wakes = 5
+    simulate([job("a", "light", 4000 * 86400, 1.0)], 1, policy, truth())
+    assert len(set(policy.times)) == len(policy.times) > policy.wakes
+
+
 def test_rates_change_at_the_very_moment_a_neighbour_comes_and_goes():
     # heavy alone 50 s (50 done), beside light at 0.9; light runs at 0.5: 100 work takes 200 s, heavy ends first:
     # 50 left at 0.9 = 55.56 s, by then light has done 27.78, the rest alone: 72.22 s.

@@ -239,7 +239,8 @@ class JobCluster:
 
     def wake_at(self, seconds: float) -> None:
         """Ask to be called again at this time at the latest."""
-        self.wake_seconds = min(self.wake_seconds, max(seconds, self.now_seconds + _EPSILON))
+        later = max(self.now_seconds + _EPSILON, math.nextafter(self.now_seconds, math.inf))
+        self.wake_seconds = min(self.wake_seconds, max(seconds, later))
 
     def kinds(self, gpu: int) -> tuple[TenantKind, ...]:
         """Return (workload, thread percentage) of the GPU's tenants, oldest first."""
@@ -372,9 +373,12 @@ def simulate(
         rates = dict(fluid(cluster)) if fluid else _placed_rates(cluster)
         active = {index: rate for index, rate in rates.items() if index in cluster.remaining_seconds}
         until = min(arrivals[0][0] if arrivals else math.inf, cluster.wake_seconds, _next_ready(cluster))
-        for index, rate in rates.items():
-            if rate > 0:
-                until = min(until, cluster.now_seconds + cluster.remaining_seconds[index] / rate)
+        ends = {
+            index: cluster.now_seconds + cluster.remaining_seconds[index] / rate
+            for index, rate in rates.items()
+            if rate > 0
+        }
+        until = min(until, min(ends.values(), default=math.inf))
         if math.isinf(until):
             raise SimulationError(
                 f"policy {policy.name} leaves {len(cluster.queue)} jobs waiting for ever, "
@@ -388,7 +392,9 @@ def simulate(
             on_span(cluster, active, until)
         cluster.now_seconds = until
         for index in active:
-            if cluster.remaining_seconds[index] <= _EPSILON * max(1.0, jobs[index].solo_seconds):
+            # by its end as well: what rounding of a late time leaves of its work may be too little to move time
+            is_due = ends.get(index, math.inf) <= until
+            if is_due or cluster.remaining_seconds[index] <= _EPSILON * max(1.0, jobs[index].solo_seconds):
                 cluster.end(index)
                 ended[index] = until
                 on_end()
