@@ -71,6 +71,38 @@ def test_compare_runs_every_policy_that_the_data_allows_and_writes_one_page(
     assert len(text) < 1_500_000
 
 
+@pytest.fixture
+def large(tmp_path):
+    """A job too large for every MIG slice of an H200 and a small one, with the data of both."""
+
+    def run(workload: str, cap: int, rate: float, memory_mib: int) -> dict:
+        tenants = [{"workload": workload, "thread_percentage": cap}]
+        measured = {"iterations_per_s": [rate], "device": {"sm_util": 0.5}, "window_s": 1.5}
+        return {"tenants": tenants, **measured, "memory_mib": [memory_mib]}
+
+    header = {"schema": "gpushare.io/colocation/v1", "gpu_model": "NVIDIA H200", "driver": "1", "mechanism": "mps"}
+    runs = [run(name, cap, cap / 10, mib) for name, mib in (("a", 100_000), ("b", 800)) for cap in (50, 100)]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (header, *runs)))
+    (tmp_path / "large.csv").write_text("job,workload,submit_seconds,solo_seconds\n1,a,0,60\n2,b,0,60\n")
+    return ["--colocation", tmp_path / "runs.jsonl", "--trace", tmp_path / "large.csv", "--gpus", 2]
+
+
+def test_a_policy_that_cannot_run_one_job_is_left_out_of_a_comparison(monkeypatch, large, tmp_path, capsys):
+    monkeypatch.setattr("gpushare.cli.sim_jobs.POLICIES", {name: POLICIES[name] for name in ("mig", "fifo")})
+    assert gpushare(monkeypatch, "sim", "compare", *large, "-o", tmp_path / "page.html", "--json") == 0
+    printed = capsys.readouterr()
+    assert [each["policy"] for each in json.loads(printed.out)["results"]] == ["fifo"]
+    assert 'left out: policy mig leaves 1 jobs waiting for ever, the first is "1"' in " ".join(printed.err.split())
+    assert gpushare(monkeypatch, "sim", "jobs", *large, "--policy", "mig") == 2
+
+
+def test_a_comparison_refuses_a_trace_that_no_policy_can_run(monkeypatch, large, tmp_path, capsys):
+    (tmp_path / "large.csv").write_text("job,workload,submit_seconds,solo_seconds\n1,absent,0,60\n")
+    assert gpushare(monkeypatch, "sim", "compare", *large, "-o", tmp_path / "page.html") == 2
+    assert 'workload "absent" is absent from the colocation data' in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

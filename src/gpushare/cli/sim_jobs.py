@@ -24,7 +24,7 @@ from gpushare.research.pairs.table import TableError, parse_pair_table
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
-from gpushare.sim.jobs import Job, OnSpan, Outcome, SimulationError, simulate
+from gpushare.sim.jobs import Job, OnSpan, Outcome, SimulationError, StuckPolicyError, simulate
 from gpushare.sim.table_catalog import TABLE_POLICIES
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 
@@ -291,22 +291,23 @@ def _run(
     outcomes = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(names) * len(jobs))
-        for name in names:
-            bar.update(task, description=name)
+        for done, name in enumerate(names):
+            bar.update(task, description=name, completed=done * len(jobs))
             try:
                 policy = POLICIES[name](truth, default_model(), seed)
             except SimulationError as error:
                 if not skip_impossible:
                     raise UsageError(str(error)) from error
                 console.print(f"left out: {error}")
-                bar.advance(task, len(jobs))
                 continue
             try:
                 outcomes.append(
                     simulate(jobs, gpus, policy, truth, on_end=lambda: bar.advance(task), on_span=on_span)
                 )
             except SimulationError as error:
-                raise UsageError(f"{source}: {error}") from error
+                if not (skip_impossible and isinstance(error, StuckPolicyError)):
+                    raise UsageError(f"{source}: {error}") from error
+                console.print(f"left out: {error}")
     return outcomes
 
 

@@ -26,6 +26,10 @@ class SimulationError(Exception):
     """The trace does not match the truth; one sentence."""
 
 
+class StuckPolicyError(SimulationError):
+    """A policy leaves jobs waiting for ever; another one may run the trace to its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One job of a trace.
@@ -350,8 +354,8 @@ def simulate(
         on_span: called for each stretch of constant rates, before time moves on.
 
     Raises:
-        SimulationError: a job's workload is unknown to the truth, needs more memory than a GPU has, or the policy
-            leaves jobs waiting for ever.
+        SimulationError: a job's workload is unknown to the truth, or needs more memory than a GPU has.
+        StuckPolicyError: the policy leaves jobs waiting for ever.
     """
     _check(jobs, gpus, truth)
     cluster = JobCluster(jobs, truth, policy.mechanism, [[] for _ in range(gpus)])
@@ -380,7 +384,7 @@ def simulate(
         }
         until = min(until, min(ends.values(), default=math.inf))
         if math.isinf(until):
-            raise SimulationError(
+            raise StuckPolicyError(
                 f"policy {policy.name} leaves {len(cluster.queue)} jobs waiting for ever, "
                 f'the first is "{jobs[cluster.queue[0]].name}"'
             )
