@@ -88,6 +88,29 @@ def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: Http
     assert "its own is not among them: asked again now, it would be refused: fits on none of 1 nodes;" in told_now
 
 
+def reported(told: HttpApiServer, seconds_ago: float) -> str:
+    """Have the node's agent report so long ago."""
+    (gpunode,) = told.store.objects(GPUNODES).values()
+    observed_at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
+    told.put(GPUNODES, {**gpunode, "status": {**gpunode["status"], "observedAt": observed_at}})
+    return observed_at
+
+
+@pytest.mark.parametrize("forbidden", [frozenset(), OF_THE_CLUSTER])
+def test_how_the_pods_of_a_silent_agent_fare_is_not_known(
+    told: HttpApiServer, call: Call, forbidden: frozenset[str]
+) -> None:
+    told.forbidden |= forbidden
+    pod = "shop/serve-7c9f8d6b5-xk2lp"
+    reported(told, 100)
+    assert "makes 0.72, promised" in call("explain", pod)[1]
+    since = reported(told, 200)
+    code, out, err = call("explain", pod)
+    assert code == 0, err
+    assert "makes 0.72, promised" not in out
+    assert f"the agent of node node-a has not reported since {since}" in err
+
+
 @pytest.mark.parametrize(
     ("shares", "seconds_ago", "says"),
     [
@@ -102,9 +125,7 @@ def test_where_the_agent_is_away_or_silent_nothing_has_room(
     """As the extender counts (tests/extender/test_silent_agents.py); a snapshot stays what it was when taken."""
     offered = {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: shares}
     told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": offered}})
-    (gpunode,) = told.store.objects(GPUNODES).values()
-    observed_at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
-    told.put(GPUNODES, {**gpunode, "status": {**gpunode["status"], "observedAt": observed_at}})
+    reported(told, seconds_ago)
     code, out, err = call("explain", "late")
     assert code == 0, err
     assert f"node-a: {says}" in " ".join(out.split())

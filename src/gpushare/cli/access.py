@@ -1,6 +1,7 @@
 """Choose the cluster, send requests, and turn failures into one-sentence errors."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gpushare.cli.errors import (
     OtherVersionError,
     UnreachableError,
 )
+from gpushare.cli.last_reports import heard, silence_notes
 from gpushare.core.api import MANAGED_SELECTOR, GpuNode, GpuShare, names
 from gpushare.kube import (
     CONFIGMAPS,
@@ -152,7 +154,9 @@ async def see(api: Api, where: Where) -> Seen:
         )
         pods = (await api.list(PODS, _whole, namespace=namespace, label_selector=MANAGED_SELECTOR)).items
     try:
-        nodes = (await api.list(GPUNODES, GpuNode.from_object)).items
+        now = time.time()
+        nodes = (await api.list(GPUNODES, lambda obj: heard(GpuNode.from_object(obj), now))).items
+        notes += silence_notes(nodes)
     except Forbidden:
         nodes = []
         notes.append(f"you may not read GpuNodes, so GPUs have no names here (ask for the ClusterRole {VIEWER})")

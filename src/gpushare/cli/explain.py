@@ -3,6 +3,8 @@
 Who may read the pod and not the whole cluster is told what the pod's own objects say.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
@@ -13,6 +15,7 @@ from gpushare.cli.access import EXPLAINER, VIEWER, ContextOption, KubeconfigOpti
 from gpushare.cli.console import notes
 from gpushare.cli.errors import AbsentError
 from gpushare.cli.explain_words import PodFacts, as_record, print_explanation
+from gpushare.cli.last_reports import heard, silence_notes
 from gpushare.cli.live import LiveCluster, Objects, cluster_of, own_place, read_objects
 from gpushare.cli.plan import context_of
 from gpushare.cli.records import Format, emit
@@ -111,7 +114,7 @@ async def _own_objects(api: Api, pod: Json, withheld: list[str]) -> Objects:
         gpushares = await list_ours(api, GPUSHARES, _whole, namespace=pod["metadata"]["namespace"])
     except Forbidden as error:
         withheld.append(f"{error} (ask for the ClusterRole {VIEWER})")
-    return Objects(None, (), gpunodes, gpushares, (pod,))
+    return Objects(None, (), gpunodes, gpushares, (pod,), time.time())
 
 
 def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple[Explanation, PodFacts]:
@@ -127,7 +130,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
         why = next((note for note in cluster.notes if view.key in note), "what it asks cannot be read")
         raise _unexplained(view, why)
     request, placed = mine
-    nodes = [GpuNode.from_object(each) for each in objects.gpunodes]
+    nodes = _heard(objects)
     request = replace(request, rules=NodeRules.from_spec(pod.get("spec") or {}))  # a running pod's too
     context = context_without(cluster, request)
     share = cluster.shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
@@ -157,7 +160,7 @@ def account_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple[Pod
     if isinstance(place, Rejection):
         raise _unexplained(view, str(place))
     request, placed = place
-    nodes = [GpuNode.from_object(each) for each in objects.gpunodes]
+    nodes = _heard(objects)
     share = shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
     happened = [_happening(event) for event in events if _is_ours(event)]
     found = account(request, placed, view.uid, nodes, share=share, happened=happened)
@@ -194,6 +197,11 @@ def context_without(cluster: LiveCluster, request: PlacementRequest) -> Decision
     """Return the context of a decision on the cluster without the pod itself."""
     others = tuple(each for each in cluster.pods if each[0].pod_uid != request.pod_uid)
     return context_of(replace(cluster, pods=others), [request])
+
+
+def _heard(objects: Objects) -> list[GpuNode]:
+    now = -math.inf if objects.read_at is None else objects.read_at
+    return [heard(GpuNode.from_object(each), now) for each in objects.gpunodes]
 
 
 def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:
@@ -267,7 +275,8 @@ def explain_pod(
     else:
         found, facts = explanation_of(reading.objects, reading.pod, reading.events)
         remarks = cluster_of(reading.objects).notes
-    for note in remarks:
+    own = [node for node in _heard(reading.objects) if node.name == facts.view.node]
+    for note in (*remarks, *silence_notes(own)):
         notes().print(note)
     if output.is_data:
         emit(as_record(found, facts), output)

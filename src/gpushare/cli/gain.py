@@ -9,6 +9,7 @@ from gpushare.cli.access import AllOption, ContextOption, KubeconfigOption, Name
 from gpushare.cli.columns import Column, ratio, show, whole_percent
 from gpushare.cli.console import notes, out
 from gpushare.cli.gpus import read_nodes
+from gpushare.cli.last_reports import silence_notes
 from gpushare.cli.records import Format, FormatOption, emit
 from gpushare.core.control import Gain, GpuGain, NamespaceGain, gain_of
 
@@ -38,7 +39,8 @@ def sentences(gain: Gain) -> list[str]:
     on = f"{gain.used_gpus} of {_gpus(gain.gpus)}"
     lines = [f"{_pods(gain.pods)} {_are(gain.pods)} on {on}; each alone, they would take {gain.alone_gpus}."]
     if gain.per_gpu is None or gain.gained_gpus is None:
-        lines.append("How fast they are is not known yet: on every GPU some workload has no profile.")
+        why = "some workload has no profile, or the node's agent is silent"
+        lines.append(f"How fast they are is not known yet: on every GPU {why}.")
     else:
         on = "them" if gain.known_gpus == gain.used_gpus else f"{_gpus(gain.known_gpus)} whose pods are all known"
         more = gain.gained_gpus
@@ -81,7 +83,7 @@ def gain(
     """Say what sharing gains now: summed progress against the GPUs in use, promises, and each namespace's part."""
     where = Where(None if every else namespace, kubeconfig, context)
     nodes, remarks = ask(where, read_nodes)
-    for note in remarks:
+    for note in (*remarks, *silence_notes(nodes)):
         notes().print(note)
     found = gain_of(nodes, where.namespace)
     if output.is_data:

@@ -1,5 +1,6 @@
 """`gpushare gpus`: the GPUs that gpushare manages, what is free on each, and how busy it is."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -17,12 +18,16 @@ from gpushare.cli.access import (
 )
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, show, whole_percent
 from gpushare.cli.console import notes, out
+from gpushare.cli.last_reports import heard
 from gpushare.cli.records import Format, FormatOption, emit
 from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus
 from gpushare.core.gpu import Health
 from gpushare.kube import GPUNODES, Api
 
 app = typer.Typer(help=__doc__)
+
+_UNKNOWN: Final = "Unknown"
+"""Health and MPS of a GPU whose agent is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +81,20 @@ COLUMNS: Final[tuple[Column[GpuRow], ...]] = (
 
 def gpu_rows(nodes: Iterable[GpuNode]) -> list[GpuRow]:
     """Return one row per GPU, sorted by node and index."""
-    found = [(node.name, gpu) for node in nodes for gpu in node.status.gpus]
-    return [_row(name, gpu) for name, gpu in sorted(found, key=lambda each: (each[0], each[1].index))]
+    found = [(node, gpu) for node in nodes for gpu in node.status.gpus]
+    return [_row(node, gpu) for node, gpu in sorted(found, key=lambda each: (each[0].name, each[1].index))]
 
 
-def _row(node: str, gpu: GpuStatus) -> GpuRow:
+def _row(node: GpuNode, gpu: GpuStatus) -> GpuRow:
     used = sum(tenant.share_percent for tenant in gpu.tenants)
     progress = [tenant.progress_ratio for tenant in gpu.tenants]
     known = [each for each in progress if each is not None]
     return GpuRow(
-        gpu=f"{node}/{gpu.index}",
+        gpu=f"{node.name}/{gpu.index}",
         uuid=gpu.uuid,
         model=gpu.model,
-        health=gpu.health.value,
-        mps=gpu.mps.state.value,
+        health=_UNKNOWN if node.silent_since else gpu.health.value,
+        mps=_UNKNOWN if node.silent_since else gpu.mps.state.value,
         trouble=gpu.health_reason or gpu.mps.message or "",
         pods=len(gpu.tenants),
         used_percent=used,
@@ -111,7 +116,8 @@ async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
         CommandError: the cluster has no gpushare, or another version.
         Forbidden: the GpuNodes may not be read.
     """
-    nodes = await list_ours(api, GPUNODES, GpuNode.from_object)
+    now = time.time()
+    nodes = await list_ours(api, GPUNODES, lambda obj: heard(GpuNode.from_object(obj), now))
     return nodes, await version_notes(api)
 
 

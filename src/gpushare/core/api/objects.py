@@ -527,10 +527,15 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """A GpuNode; it has the name of its node."""
+    """A GpuNode; it has the name of its node.
+
+    Attributes:
+        silent_since: when its agent last reported, if its reader found that to be too long ago; not in the API.
+    """
 
     name: str
     status: GpuNodeStatus
+    silent_since: str | None = None
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> "GpuNode":
