@@ -88,6 +88,20 @@ def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: Http
     assert "its own is not among them: asked again now, it would be refused: fits on none of 1 nodes;" in told_now
 
 
+def test_another_pod_of_the_same_name_has_another_story(told: HttpApiServer, call: Call) -> None:
+    """A StatefulSet's pod is made anew under its name, with another uid; its events stay for an hour."""
+    for uid, about, reason in (
+        ("u0", "serve-7c9f8d6b5-xk2lp", "PodLostInFault"),
+        ("s0", "web", "Retracted"),
+        ("u1", "serve-7c9f8d6b5-xk2lp", "Placed"),
+        ("s1", "web", "PromiseKept"),
+    ):
+        found = event(about, reason, "", "2026-11-22T12:05:00Z")
+        told.put(CORE_EVENTS, {**found, "involvedObject": {**found["involvedObject"], "uid": uid}})
+    happened = json.loads(call("explain", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])["done"]
+    assert {each["reason"] for each in happened} == {"PromiseBroken", "Throttled", "Placed", "PromiseKept"}
+
+
 def reported(told: HttpApiServer, seconds_ago: float) -> str:
     """Have the node's agent report so long ago."""
     (gpunode,) = told.store.objects(GPUNODES).values()

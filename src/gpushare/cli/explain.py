@@ -85,10 +85,14 @@ async def read(api: Api, namespace: str, name: str) -> PodReading:
     except Forbidden:
         objects = await _own_objects(api, pod, withheld)
     events: list[Json] = []
-    for regarded in {name, *_share_names(objects, pod)}:
+    shares = _share_uids(objects, pod)
+    for regarded in {name, *shares}:
         selector = f"involvedObject.name={regarded}"
         events += (await api.list(CORE_EVENTS, _whole, namespace=namespace, field_selector=selector)).items
-    return PodReading(objects, pod, events, tuple(withheld))
+    # one without a uid counts; an earlier pod of the same name, such as a StatefulSet's, has another
+    uids = {pod["metadata"].get("uid"), *shares.values(), None, ""}
+    own = [each for each in events if (each.get("involvedObject") or {}).get("uid") in uids]
+    return PodReading(objects, pod, own, tuple(withheld))
 
 
 async def _own_objects(api: Api, pod: Json, withheld: list[str]) -> Objects:
@@ -213,11 +217,11 @@ def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:
     }
 
 
-def _share_names(objects: Objects, pod: Json) -> set[str]:
-    """Return the names of the GpuShares that list this pod; the operator writes its events about them."""
+def _share_uids(objects: Objects, pod: Json) -> dict[str, str]:
+    """Return by name the uids of the GpuShares that list this pod; the operator writes its events about them."""
     uid = pod["metadata"].get("uid")
     return {
-        str(share["metadata"]["name"])
+        str(share["metadata"]["name"]): str(share["metadata"].get("uid") or "")
         for share in objects.gpushares
         if any(each.get("podUid") == uid for each in (share.get("status") or {}).get("placements") or ())
         and share["metadata"].get("namespace") == pod["metadata"].get("namespace")
