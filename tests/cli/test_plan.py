@@ -1,6 +1,7 @@
 """`gpushare sim cluster`, `snapshot` and `plan`: what is printed, and the sentence and exit code for bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, reduced_object, to_json
 from gpushare.core.gpu import Health
+from gpushare.sim.openb import parse_nodes, parse_placed_pods
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
 PODS = (
@@ -453,6 +455,23 @@ def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
     with pytest.raises(AbsentError, match="no node has a GPU that gpushare manages"):
         save(Objects(None), files / "snap")
     assert not (files / "snap").exists()
+
+
+def test_a_node_of_two_gpu_models_is_saved_too(files: Path) -> None:
+    """The tables have one model and memory size for a node; before, nothing was saved at all."""
+    odd = [replace(gpu(1), model="NVIDIA A100-SXM4-80GB"), replace(gpu(2), model="NVIDIA T4")]
+    nodes = [
+        {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "memory": "8Gi"}}} for name in "no"
+    ]
+    pods = [pod("even", "n", ("GPU-0",)), pod("uneven", "o", ("GPU-1",)), pod("waits", None)]
+    objects = Objects({}, nodes, [gpunode("n", gpu(0)), gpunode("o", *odd)], (), pods)
+    (note,) = save(objects, files / "snap")
+    assert note.startswith("nodes.csv and pods.csv leave out node o and its pods")
+    read = parse_nodes((files / "snap" / "nodes.csv").read_text(), "nodes.csv")
+    assert [node.name for node in read] == ["n"]
+    placed = parse_placed_pods((files / "snap" / "pods.csv").read_text(), "pods.csv", read)
+    assert [request.pod_uid for request, _ in placed] == ["shop/even", "shop/waits"]
+    assert cluster_of(read_snapshot(files / "snap")).nodes == cluster_of(objects).nodes
 
 
 def test_brackets_in_names_are_letters_like_others(files: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -15,7 +15,7 @@ from gpushare.cli.console import notes
 from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.files import read_text, write_whole
 from gpushare.cli.live import Objects, cluster_of, read_objects
-from gpushare.sim.openb import format_nodes, format_pods
+from gpushare.sim.openb import fits_format, format_nodes, format_pods
 
 app = typer.Typer(help=__doc__)
 
@@ -36,7 +36,7 @@ def snapshot(
     """Write a live cluster into files: settings, models, nodes, GPUs, GpuShares and pods, without secrets."""
     objects = ask(Where(None, kubeconfig, context), read_objects, role=EXPLAINER)
     cluster = cluster_of(objects)
-    save(objects, output)
+    remarks = (*cluster.notes, *save(objects, output))
     waiting = sum(placement is None for _, placement in cluster.pods)
     if as_json:
         found = {
@@ -44,12 +44,12 @@ def snapshot(
             "gpus": sum(len(node.gpus) for node in cluster.nodes),
             "pods": len(cluster.pods),
             "waiting": waiting,
-            "notes": cluster.notes,
+            "notes": remarks,
         }
         typer.echo(json.dumps(found))
         return
     console = notes()
-    for note in cluster.notes:
+    for note in remarks:
         console.print(note)
     if cluster.unhealthy:
         console.print(f"{len(cluster.unhealthy)} unhealthy GPUs are written to {NODES_FILE} like healthy ones")
@@ -59,8 +59,10 @@ def snapshot(
     )
 
 
-def save(objects: Objects, folder: Path) -> None:
-    """Write all three files, or none.
+def save(objects: Objects, folder: Path) -> tuple[str, ...]:
+    """Write all three files, or none; return a sentence on each node that the tables cannot describe.
+
+    `plan` and `sim cluster` read cluster.json, which has every node.
 
     Raises:
         AbsentError: there is no GPU. UsageError: the folder cannot be written.
@@ -68,11 +70,10 @@ def save(objects: Objects, folder: Path) -> None:
     cluster = cluster_of(objects)
     if not any(node.gpus for node in cluster.nodes):
         raise AbsentError(NO_GPUS)
-    try:
-        nodes = format_nodes(cluster.nodes)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    pods = format_pods(cluster.pods, cluster.nodes)
+    told = [node for node in cluster.nodes if fits_format(node)]
+    untold = [node.name for node in cluster.nodes if not fits_format(node)]
+    nodes = format_nodes(told)
+    pods = format_pods((pod for pod in cluster.pods if pod[1] is None or pod[1].node not in untold), told)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,6 +81,11 @@ def save(objects: Objects, folder: Path) -> None:
     write_whole(folder / NODES_FILE, nodes)
     write_whole(folder / PODS_FILE, pods)
     write_whole(folder / OBJECTS_FILE, json.dumps(asdict(objects), indent=1) + "\n")
+    return tuple(
+        f"{NODES_FILE} and {PODS_FILE} leave out node {name} and its pods: their format has one GPU model and "
+        f"memory size for a node; {OBJECTS_FILE} has it"
+        for name in untold
+    )
 
 
 @contextmanager

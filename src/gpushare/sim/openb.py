@@ -172,20 +172,25 @@ def _pods(text: str, source: str) -> Iterator[tuple[Row, PlacementRequest]]:
         )
 
 
+def fits_format(node: NodeSpec) -> bool:
+    """Return whether one row can describe a node: its GPUs are equal, and it says its CPU and memory."""
+    kinds = {(gpu.model, gpu.memory_mib) for gpu in node.gpus}
+    return len(kinds) <= 1 and node.cpu_milli is not None and node.memory_mib is not None
+
+
 def format_nodes(nodes: Iterable[NodeSpec]) -> str:
-    """Write nodes as a table; all GPUs of a node must be equal.
+    """Write nodes as a table.
 
     Raises:
-        ValueError: a node mixes GPU models or memory sizes, or does not say its CPU or memory.
+        ValueError: a node does not fit the format (`fits_format`).
     """
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(NODE_COLUMNS + _NODE_OPTIONAL)
     for node in nodes:
-        kinds = {(gpu.model, gpu.memory_mib) for gpu in node.gpus}
-        if len(kinds) > 1 or node.cpu_milli is None or node.memory_mib is None:
+        if not fits_format(node) or node.cpu_milli is None or node.memory_mib is None:
             raise ValueError(f"node {node.name} does not fit the trace format")
-        model, memory = next(iter(kinds), ("", None))
+        model, memory = (node.gpus[0].model, node.gpus[0].memory_mib) if node.gpus else ("", None)
         cpu_milli, memory_mib = (
             max(node.cpu_milli, 0),
             max(node.memory_mib, 0),
