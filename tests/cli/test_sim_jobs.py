@@ -96,6 +96,19 @@ def test_a_policy_that_cannot_run_one_job_is_left_out_of_a_comparison(monkeypatc
     assert gpushare(monkeypatch, "sim", "jobs", *large, "--policy", "mig") == 2
 
 
+def test_the_memory_of_a_gpu_model_that_does_not_say_it_is_asked_for(monkeypatch, large, tmp_path, capsys):
+    data, fifo = tmp_path / "runs.jsonl", (*large, "--policy", "fifo")
+    data.write_text(data.read_text().replace("NVIDIA H200", "NVIDIA X1"))
+    assert gpushare(monkeypatch, "sim", "jobs", *fifo) == 2
+    assert 'its GPU model, "NVIDIA X1", does not say how much memory it has: give --gpu-memory-mib' in (
+        capsys.readouterr().err
+    )
+    assert gpushare(monkeypatch, "sim", "jobs", *fifo, "--gpu-memory-mib", 99_999) == 2
+    assert "needs 100000 MiB, a GPU has 99999 MiB" in capsys.readouterr().err
+    assert gpushare(monkeypatch, "sim", "jobs", *fifo, "--gpu-memory-mib", 100_000) == 0
+    assert gpushare(monkeypatch, "sim", "trace", *large[:2], "-o", tmp_path / "drawn.csv") == 0
+
+
 def test_a_comparison_refuses_a_trace_that_no_policy_can_run(monkeypatch, large, tmp_path, capsys):
     (tmp_path / "large.csv").write_text("job,workload,submit_seconds,solo_seconds\n1,absent,0,60\n")
     assert gpushare(monkeypatch, "sim", "compare", *large, "-o", tmp_path / "page.html") == 2
@@ -110,6 +123,10 @@ def test_a_comparison_refuses_a_trace_that_no_policy_can_run(monkeypatch, large,
         (["--report", "absent/page.html"], "absent/page.html: cannot be written: there is no folder absent"),
         (["--policy", "magic"], 'policy "magic" is not known; there are fifo,'),
         (["--policy", "mig"], "policy mig needs a colocation dataset with capped solo runs"),
+        (
+            ["--gpu-memory-mib", "16384"],
+            "pairs.csv: a table of pairs says itself what fits: leave out --gpu-memory",
+        ),
         (["--gpu", "a100"], 'no rows for GPU "a100"; the table has k80, p100, v100'),
         (["--trace", "missing.csv"], "missing.csv: cannot be read: No such file or directory"),
     ],

@@ -1,8 +1,10 @@
 """`gpushare sim jobs`, `sim compare` and `sim trace`: jobs that share GPUs under many policies."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,16 +23,13 @@ from gpushare.core.placement import DEFAULT_RESERVE_AFTER_SECONDS
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
+from gpushare.sim.gpu_memory import gpu_memory_mib
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import Job, OnSpan, Outcome, SimulationError, StuckPolicyError, simulate
 from gpushare.sim.table_catalog import TABLE_POLICIES
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
-
-# Device memory by a substring of the dataset's gpu_model (vendors' data sheets, as NVML reports it).
-GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46068, "V100": 16384, "T4": 15360}
-DEFAULT_GPU_MEMORY_MIB: Final = 81559
 
 TABLE_GPUS: Final = 16
 _MOST_MEAN: Final = 1e7  # seconds, four months; keeps drawn values below a trace's limit
@@ -49,6 +48,15 @@ SoloFile = Annotated[
     Path | None, typer.Option("--solo", help="CSV of solo rates, where --colocation is a CSV of pairs")
 ]
 GpuName = Annotated[str | None, typer.Option("--gpu", help="which GPU of the CSV tables")]
+GpuMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-memory-mib",
+        min=1,
+        max=2**30,
+        help="device memory of a GPU; default: what the name of the dataset's GPU model says",
+    ),
+]
 SlicingFile = Annotated[Path | None, typer.Option("--time-slicing", help="dataset v1 measured under time slicing")]
 GpuCount = Annotated[int, typer.Option("--gpus", min=1, max=100_000, help="how many GPUs")]
 Seed = Annotated[int, typer.Option(min=0, help="of everything drawn at random")]
@@ -82,6 +90,7 @@ def jobs_command(
     ] = "",
     solo: SoloFile = None,
     gpu: GpuName = None,
+    gpu_memory: GpuMemory = None,
     time_slicing: SlicingFile = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -125,7 +134,7 @@ def jobs_command(
 ) -> None:
     """Run a trace of jobs under one policy, or with --truth table jobs of ten measured programs under many."""
     if truth_from is TruthSource.TABLE:
-        if colocation or solo or time_slicing:
+        if colocation or solo or time_slicing or gpu_memory:
             raise UsageError("--truth table has its own data: give no colocation data")
         if page is not None:
             raise UsageError("--report is of one simulation: give --trace, --colocation and one --policy")
@@ -144,17 +153,15 @@ def jobs_command(
         return
     if trace is None or colocation is None:
         raise UsageError("give --trace and --colocation, or --truth table")
-    _one_policy(trace, colocation, gpus, policy, solo, gpu, time_slicing, seed, as_json=as_json, page=page)
+    truth = partial(_read_truth, colocation, solo, gpu, time_slicing, seed, gpu_memory)
+    _one_policy(trace, truth, gpus, policy, seed, as_json=as_json, page=page)
 
 
 def _one_policy(
     trace: Path,
-    colocation: Path,
+    read_truth: Callable[[], Truth],
     gpus: int,
     policy: str,
-    solo: Path | None,
-    gpu: str | None,
-    time_slicing: Path | None,
     seed: int,
     *,
     as_json: bool,
@@ -167,7 +174,7 @@ def _one_policy(
     if page is not None:
         check_writable(page)
     jobs = _read_jobs(trace)
-    truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    truth = read_truth()
     recorder = JobRecorder(jobs)
     outcomes = _run(
         jobs, gpus, [policy], truth, seed, source=trace, skip_impossible=False, on_span=recorder.on_span
@@ -188,6 +195,7 @@ def compare_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="the HTML report")] = Path("compare.html"),
     solo: SoloFile = None,
     gpu: GpuName = None,
+    gpu_memory: GpuMemory = None,
     time_slicing: SlicingFile = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -195,7 +203,7 @@ def compare_command(
     """Run a trace under every policy and write one HTML page with plots that needs nothing beside itself."""
     check_writable(output)
     jobs = _read_jobs(trace)
-    truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    truth = _read_truth(colocation, solo, gpu, time_slicing, seed, gpu_memory)
     outcomes = _run(jobs, gpus, list(POLICIES), truth, seed, source=trace, skip_impossible=True)
     reports = [report(outcome) for outcome in outcomes]
     write_whole(
@@ -223,7 +231,7 @@ def trace_command(
     seed: Seed = 0,
 ) -> None:
     """Draw a trace of the colocation data's workloads: Poisson arrivals, log-normal lengths."""
-    truth = _read_truth(colocation, solo, gpu, None, seed)
+    truth = _read_truth(colocation, solo, gpu, None, seed, None, needs_memory=False)
     drawn = draw_jobs(
         truth.workloads, jobs, mean_interarrival_seconds=interarrival, mean_solo_seconds=length, seed=seed
     )
@@ -243,19 +251,27 @@ def _read_truth(
     gpu: str | None,
     time_slicing: Path | None,
     seed: int,
+    gpu_memory: int | None,
+    *,
+    needs_memory: bool = True,
 ) -> Truth:
     if colocation.suffix == ".csv":
         if solo is None or gpu is None:
             raise UsageError(f"{colocation}: a table of pairs needs --solo FILE and --gpu NAME")
+        if gpu_memory is not None:
+            raise UsageError(f"{colocation}: a table of pairs says itself what fits: leave out --gpu-memory-mib")
         try:
             table = parse_pair_table(read_lines(solo), read_lines(colocation), gpu)
         except TableError as error:
             raise UsageError(f"{solo if error.table == 'solo' else colocation}: {error}") from error
         return PairsTruth(table)
     dataset = _read_dataset(colocation)
-    memory = next(
-        (mib for name, mib in GPU_MEMORY_MIB.items() if name in dataset.gpu_model), DEFAULT_GPU_MEMORY_MIB
-    )
+    memory = gpu_memory or gpu_memory_mib(dataset.gpu_model) or 0
+    if needs_memory and not memory:
+        raise UsageError(
+            f'{colocation}: the name of its GPU model, "{dataset.gpu_model}", does not say how much memory it '
+            "has: give --gpu-memory-mib"
+        )
     sliced = _read_dataset(time_slicing) if time_slicing else None
     if sliced is not None and sliced.mechanism is not Mechanism.TIME_SLICING:
         raise UsageError(f"{time_slicing}: was measured under {sliced.mechanism}, not time-slicing")
