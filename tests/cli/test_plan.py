@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from gpushare.cli import root
-from gpushare.cli.errors import AbsentError
+from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.live import Objects, cluster_of
+from gpushare.cli.manifests import read_manifests
 from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, reduced_object, to_json
 from gpushare.core.gpu import Health
+from gpushare.core.placement import PlacementRequest
 from gpushare.sim.openb import parse_nodes, parse_placed_pods
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
@@ -455,6 +457,42 @@ def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
     with pytest.raises(AbsentError, match="no node has a GPU that gpushare manages"):
         save(Objects(None), files / "snap")
     assert not (files / "snap").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        ({"parallelism": 8, "completions": 2}, 2),
+        ({"parallelism": 8, "completions": 1_000_000}, 8),
+        ({"parallelism": 4, "completions": None}, 4),
+        ({"parallelism": None, "completions": 3}, 1),
+        ({"replicas": None}, 1),
+        ({"replicas": 3}, 3),
+        ({}, 1),
+    ],
+)
+def test_a_workload_has_as_many_pods_at_once_as_its_controller_makes(
+    tmp_path: Path, spec: dict[str, Any], count: int
+) -> None:
+    template = {"metadata": {"annotations": {names.FRACTION: "0.5"}}, "spec": {"containers": [{"name": "main"}]}}
+    workload = {"kind": "Job", "metadata": {"name": "w"}, "spec": {**spec, "template": template}}
+    (tmp_path / "w.json").write_text(json.dumps(workload))
+    assert len(read_manifests(tmp_path / "w.json", planned_pod)) == count
+
+
+@pytest.mark.parametrize(
+    "spec", [{"replicas": "3"}, {"parallelism": -1}, {"completions": "2"}, {"replicas": 10**6}]
+)
+def test_a_number_of_pods_that_is_none_is_refused(tmp_path: Path, spec: dict[str, Any]) -> None:
+    (tmp_path / "w.json").write_text(
+        json.dumps({"kind": "Job", "metadata": {"name": "w"}, "spec": {**spec, "template": {}}})
+    )
+    with pytest.raises(UsageError, match="Job w asks for "):
+        read_manifests(tmp_path / "w.json", planned_pod)
+
+
+def planned_pod(pod: Any) -> PlacementRequest:
+    return PlacementRequest(pod["metadata"]["name"], 500, 1)
 
 
 def test_a_node_of_two_gpu_models_is_saved_too(files: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -10,6 +10,8 @@ from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.core.api import Rejection, names, parse_quantity
 from gpushare.core.placement import PlacementRequest
+
+_MOST_PODS: Final = 100_000
 
 
 def read_manifests(
@@ -123,9 +125,7 @@ def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return
-    count = spec.get("replicas", spec.get("parallelism", 1))
-    if not isinstance(count, int) or not 0 <= count <= 100_000:
-        raise UsageError(f"{path}: {document.get('kind')} {name} asks for {count!r} replicas")
+    count = _count(path, f"{document.get('kind')} {name}", spec)
     inner = template.get("metadata") or {}
     if not isinstance(inner, Mapping):
         raise UsageError(f"{path}: the template of {document.get('kind')} {name} has metadata that is no object")
@@ -134,3 +134,25 @@ def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
             "metadata": {**inner, "name": f"{name}-{index}", "namespace": namespace},
             "spec": template.get("spec") or {},
         }
+
+
+def _count(path: Path, asker: str, spec: Mapping[str, Any]) -> int:
+    """Return how many pods a workload has at once; null is the same as absent, as for the API server.
+
+    A Job has no more at once than its `completions`, whatever its `parallelism`.
+
+    Raises:
+        UsageError: the number is none, or larger than any cluster.
+    """
+    if spec.get("replicas") is not None:
+        asked = [spec["replicas"]]
+    else:
+        asked = [1 if spec.get("parallelism") is None else spec["parallelism"]]
+        asked += [] if spec.get("completions") is None else [spec["completions"]]
+    for number in asked:
+        if not isinstance(number, int) or number < 0:
+            raise UsageError(f"{path}: {asker} asks for {number!r} replicas")
+    count: int = min(asked)
+    if count > _MOST_PODS:
+        raise UsageError(f"{path}: {asker} asks for {count} replicas")
+    return count
