@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.api import GpuShare, PodView, Reason
+from gpushare.core.api import CapPoint, GpuShare, PodView, Reason
 from gpushare.core.placement import NO_PROBATION, GpuSpec, NodeSpec, Placement, PlacementRequest, Settings
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.workloads import KnownWorkloads
@@ -64,6 +64,19 @@ def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
         assert (workload.name if workload else None) == expected
         if workload is not None:
             assert workload.key.split("@")[0] == (expected if found.status.profile is not None else "")
+
+
+def test_the_first_point_of_a_cap_curve_is_a_new_profile():
+    news = []
+    known = KnownWorkloads(lambda: news.append(1))
+    share = GpuShare.from_object(gpushare("s", owner="o"))
+    known.put(share)
+    whole = known.of(pod(owner="o"))
+    profile = dataclasses.replace(share.status.profile, cap_curve=(CapPoint(25, 0.5),))
+    known.put(dataclasses.replace(share, status=dataclasses.replace(share.status, profile=profile)))
+    grown = known.of(pod(owner="o"))
+    assert (len(news), grown.profile.cap_curve) == (2, {25: 0.5})
+    assert whole.key != grown.key, "equal keys mean equal profiles"
 
 
 def test_only_a_new_profile_or_tolerance_is_news():

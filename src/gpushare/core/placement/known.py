@@ -67,7 +67,7 @@ def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWo
         key = f"{name}@{signature.taken_at}:{signature.window_seconds}"
         if profile.effects != NO_EFFECTS:
             key += f":{profile.effects}"
-        if len(signature.cap_curve) > 1:  # it grows without the signature being taken anew
+        if signature.cap_curve:  # it grows without the signature being taken anew
             key += f":{zlib.crc32(repr(signature.cap_curve).encode()):08x}"
         if profile.phases:
             key += f":{zlib.crc32(repr(signature.phases).encode()):08x}"
