@@ -28,7 +28,7 @@ from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.slo import TenantSlo
-from gpushare.core.api.workload_signature import WorkloadSignature
+from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import BROKEN, OVERLAPPING, PROFILED, PROMISE_KEPT, READY, SLO_MET
 from gpushare.core.control.lifecycle import (
     Fares,
@@ -164,6 +164,25 @@ def test_a_promise_is_what_the_profile_and_the_tolerance_of_the_class_say() -> N
     assert of_auto.promise_ratio == 0.49, "0.6 over the root of 1.5: that share was not chosen by the profile"
     unknown = GpuShare.from_object({"metadata": {"name": "s"}})
     assert status_of(unknown, [facts("c", fraction="auto")], {}, SETTINGS, NOW).promise_ratio == 0.167
+
+
+def test_a_promise_on_another_gpu_model_is_the_agents() -> None:
+    counters = {"sm_util": 0.9, "sm_occupancy": 0.5, "dram_bw_util": 0.1, "graphics_util": 1.0}
+    profile = WorkloadSignature("NVIDIA H200", counters, cap_curve=(CapPoint(25, 0.6),), window_seconds=60.0)
+    share = replace(SHARE, status=GpuShareStatus(profile=profile))
+    assert status_of(share, [facts("a")], {}, SETTINGS, NOW).promise_ratio == 0.4, "0.6 over 1.5"
+
+    def reported(model: str, promise: float | None) -> GpuShareStatus:
+        tenant = TenantStatus("uid-a", progress_ratio=0.3, progress_error_ratio=0.03, promise_ratio=promise)
+        fares = fares_of([GpuNodeStatus(gpus=(GpuStatus("GPU-1", model=model, tenants=(tenant,)),))])
+        return status_of(share, [facts("a")], fares, SETTINGS, NOW)
+
+    kept = reported("NVIDIA L4", 0.28)
+    assert kept.promise_ratio == kept.placements[0].promise_ratio == 0.28
+    assert condition(kept, PROMISE_KEPT).status is ConditionStatus.TRUE
+    assert reported("NVIDIA L4", None).promise_ratio == 0.167, "of a workload without a profile on this model"
+    assert reported("NVIDIA H200", None).promise_ratio == 0.4
+    assert differs_only_in_figures(kept, reported("NVIDIA L4", 0.281)), "an agent still measures: it can wait"
 
 
 def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> None:

@@ -70,6 +70,8 @@ class Fares:
         is_silent: its node's agent is silent, so nothing else is known.
         neighbours: uids of the other pods on its GPUs, sorted.
         can_freeze: whether pods on its GPUs can be stopped for a moment, as far as the agent says.
+        promise_ratio: the progress that the agent keeps for it.
+        gpu_model: of its GPU; "" if unknown.
     """
 
     progress_ratio: float | None = None
@@ -82,6 +84,8 @@ class Fares:
     is_silent: bool = False
     neighbours: tuple[str, ...] = ()
     can_freeze: bool = True
+    promise_ratio: float | None = None
+    gpu_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,7 @@ def status_of(
 def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     """Return the agents' report on each pod, by uid: the least progress and greatest slowdown over its GPUs."""
     tenants: dict[str, list[TenantStatus]] = {}
+    models: dict[str, str] = {}
     beside: dict[str, set[str]] = {}
     unfreezable: set[str] = set()
     for node in nodes:
@@ -251,11 +256,17 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
             uids = {tenant.pod_uid for tenant in gpu.tenants}
             for tenant in gpu.tenants:
                 tenants.setdefault(tenant.pod_uid, []).append(tenant)
+                models[tenant.pod_uid] = gpu.model or ""
                 beside.setdefault(tenant.pod_uid, set()).update(uids - {tenant.pod_uid})
             if not node.can_freeze:
                 unfreezable |= uids
     return {
-        uid: replace(_fares(of_pod), neighbours=tuple(sorted(beside[uid])), can_freeze=uid not in unfreezable)
+        uid: replace(
+            _fares(of_pod),
+            neighbours=tuple(sorted(beside[uid])),
+            can_freeze=uid not in unfreezable,
+            gpu_model=models[uid],
+        )
         for uid, of_pod in tenants.items()
     }
 
@@ -322,13 +333,20 @@ def _placement(
         memory_limit_mib=decision.memory_limit_mib,
         progress_ratio=fare.progress_ratio,
         slowdown_ratio=fare.slowdown_ratio,
-        promise_ratio=_promised(needs, share.status.profile) if isinstance(needs, Needs) else None,
+        promise_ratio=_promised(needs, share.status.profile, fare) if isinstance(needs, Needs) else None,
         throttle_ratio=fare.throttle_ratio,
     )
 
 
-def _promised(needs: Needs, signature: WorkloadSignature | None) -> float:
-    profile = as_profile(signature) if signature is not None else None
+def _promised(needs: Needs, signature: WorkloadSignature | None, fare: Fares) -> float:
+    """Return the promise that the pod's agent keeps; without a report, the one that its profile makes.
+
+    The agent knows the GPU. A profile of another GPU model promises nothing on it.
+    """
+    if fare.promise_ratio is not None:
+        return fare.promise_ratio
+    is_of_gpu = signature is not None and (not fare.gpu_model or signature.gpu_model in {"", fare.gpu_model})
+    profile = as_profile(signature) if signature is not None and is_of_gpu else None
     return round(
         promised_progress(profile, needs.share_percent, needs.max_slowdown_ratio, is_auto=needs.is_auto), _DIGITS
     )
@@ -360,6 +378,7 @@ def _tolerated(spec: GpuShareSpec, job_class: JobClass, defaults: Defaults) -> f
 
 
 def _fares(tenants: Sequence[TenantStatus]) -> Fares:
+    promises = [tenant.promise_ratio for tenant in tenants if tenant.promise_ratio is not None]
     slowest = min(
         ((t.progress_ratio, t.progress_error_ratio) for t in tenants if t.progress_ratio is not None),
         key=lambda each: each[0],
@@ -373,6 +392,7 @@ def _fares(tenants: Sequence[TenantStatus]) -> Fares:
         _rounded(max((t.throttle_ratio for t in tenants if t.throttle_ratio), default=None)),
         next((tenant.slo for tenant in tenants if tenant.slo is not None), None),
         next((tenant.trouble for tenant in tenants if tenant.trouble is not None), None),
+        promise_ratio=_rounded(min(promises, default=None)),
     )
 
 
@@ -391,6 +411,7 @@ def _worst(placements: Iterable[PodPlacement]) -> Observed | None:
 
 def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
     placements = tuple(
-        replace(p, progress_ratio=None, slowdown_ratio=None, throttle_ratio=None) for p in status.placements
+        replace(p, progress_ratio=None, slowdown_ratio=None, throttle_ratio=None, promise_ratio=None)
+        for p in status.placements
     )
-    return replace(status, observed=None, placements=placements, learned=())
+    return replace(status, observed=None, promise_ratio=None, placements=placements, learned=())
