@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 # so little. The slowest of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
 ASLEEP_RATIO: Final = 0.05
 STARVED_RATIO: Final = 0.15
+FREE_BATCHES: Final = 4  # without a throttle, until no sample was taken under it: samples come late, by 2.5 s
 DUTY_SLACK: Final = 0.1  # a window of a second or two may cut a throttle's cycle
 
 
@@ -72,15 +73,20 @@ class Measurer:
         self._expected_of = expected
         self._drifts: dict[str, DriftWatch] = {}
         self._searches: dict[str, tuple[_SearchKey, PhaseSearch]] = {}
+        self._since_throttle: dict[str, int] = {}  # calls of `learn` since a pod of the GPU was throttled
 
     def learn(self, uuid: str, gate: GateStatus | None, samples: Sequence[GpuSample]) -> None:
         """Add samples to the signature of a GPU's only active tenant; do nothing if there are several.
+
+        While a throttle freezes it, or did until these samples began, they show less than its program draws.
 
         Args:
             samples: taken while exactly these clients ran. One that a client's end falls into shows less than its
                 program draws: `measure` may have it, this may not.
         """
-        if not samples or gate is None:
+        since_throttle = self._since_throttle.get(uuid, FREE_BATCHES) + 1
+        self._since_throttle[uuid] = 0 if gate is not None and gate.throttle.pods else since_throttle
+        if not samples or gate is None or self._since_throttle[uuid] <= FREE_BATCHES:
             return
         only = _only_active([pod for pod, _ in tenants_of(self._state, uuid)], gate)
         if only is not None and only.own_percentage is None:
@@ -99,7 +105,7 @@ class Measurer:
         active = [pod for pod in pods if tenants[pod.uid].clients]
         strangers = any(client.pod_uid not in tenants for client in gate.clients)
         if (only := _only_active(pods, gate)) is not None:
-            tenants |= self._alone(uuid, only, threads_of(gate, only), tenants[only.uid], window)
+            tenants |= self._alone(uuid, only, gate, tenants[only.uid], window)
         elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
             # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
             tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
@@ -110,15 +116,16 @@ class Measurer:
         return GpuMeasure(window, {uid: replace(each, profile=news[uid]) for uid, each in tenants.items()})
 
     def _alone(
-        self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, window: GpuSample
+        self, uuid: str, pod: ManagedPod, gate: GateStatus, measured: TenantMeasure, window: GpuSample
     ) -> dict[str, TenantMeasure]:
-        """Measure a GPU's only active tenant: the counters are its own."""
-        model = self._state.gpus[uuid].model
+        """Measure a GPU's only active tenant: the counters are its own, and it may still be throttled."""
+        model, threads = self._state.gpus[uuid].model, threads_of(gate, pod)
+        duty = _duties(gate).get(pod.uid, 1.0)
         measured = replace(measured, pipes=window.counters.pipes())
-        if threads == 100:
+        if threads == 100 and duty >= 1.0:
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
-        choices = [_evidence(each, threads, None) for each in self._phases(pod, model, signature)]
+        choices = [_under(_evidence(each, threads, None), duty) for each in self._phases(pod, model, signature)]
         [found] = attribute_phases(window.counters, [choices], window.sm_clock_mhz).found
         return {
             pod.uid: replace(
@@ -142,7 +149,7 @@ class Measurer:
     ) -> dict[str, TenantMeasure]:
         model = self._state.gpus[uuid].model
         threads = [threads_of(gate, pod) for pod in active]
-        throttles = {throttle.pod_uid: throttle.duty_ratio for throttle in gate.throttle.pods}
+        throttles = _duties(gate)
         duties = tuple(throttles.get(pod.uid, 1.0) for pod in active)
         signatures = [self._signatures.of(pod, model) for pod in active]
         known = [signature for signature in signatures if signature is not None]
@@ -228,6 +235,11 @@ class Measurer:
 
     def _has_whole_gpus(self, pod: ManagedPod) -> bool:
         return len(self._state.allocated(pod) or {}) > 1
+
+
+def _duties(gate: GateStatus) -> dict[str, float]:
+    """Return the part of the time that each throttled pod runs, by uid."""
+    return {throttle.pod_uid: throttle.duty_ratio for throttle in gate.throttle.pods}
 
 
 def throttled_bound(bound: float, duty: float) -> float:

@@ -16,12 +16,14 @@ from gpushare.mps.status import (
     ClientStatus,
     GateState,
     GateStatus,
+    PodThrottle,
+    ThrottleStatus,
 )
 from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.gates import (
     Gates,
 )
-from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.measuring import FREE_BATCHES, Measurer
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
@@ -94,6 +96,32 @@ class TestMeasuring:
         known = self.measurer(state, {"shop/a": profile}).measure(GPU_A, capped, half).tenants[a]
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)
         assert known.pipes == half.counters.pipes()
+
+    @pytest.mark.parametrize("threads", [50, 100])
+    def test_a_pod_that_is_still_throttled_after_its_neighbours_left_teaches_nothing(
+        self, state: NodeState, threads: int
+    ) -> None:
+        a = tenant(state, "a", threads=str(threads))
+        profile = SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32, {50: 0.5}))
+        measurer = self.measurer(state, {"shop/a": profile})
+        fresh = self.measurer(state)
+        whole = mix((FP32, threads / 100))
+        half = window(mix((whole, 0.5)))
+        throttle = ThrottleStatus(1.0, pods=(PodThrottle(a, 0.5),))
+        frozen, free = (
+            gate(clients=(client(a, threads),), throttle=each) for each in (throttle, ThrottleStatus())
+        )
+        for _ in range(10):
+            found = see(measurer, frozen, half).tenants[a]
+            assert see(fresh, frozen, half).tenants[a].profile is None
+        assert found.progress_ratio is not None
+        assert found.progress_ratio <= 0.6 * threads / 100, "half of the time, and a window may cut a cycle"
+        for _ in range(FREE_BATCHES):  # samples come late: these are of the time before the release
+            see(fresh, free, half)
+        for _ in range(10):
+            learnt = see(fresh, free, window(whole)).tenants[a].profile
+        assert learnt is not None
+        assert learnt.seen_counters().fp32_util == pytest.approx(whole.fp32_util, abs=0.01)
 
     def test_tenants_whose_windows_no_signature_explains_are_doubted_and_measured_by_what_is_read_then(
         self, state: NodeState
