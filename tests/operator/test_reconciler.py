@@ -526,6 +526,37 @@ async def test_a_definition_that_drops_fields_is_told_of_once(
     )
 
 
+async def test_a_definition_that_drops_a_field_of_the_profile_costs_no_further_writes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.pod(placed=True)
+    await bench.settle()
+    answered = bench.api.patch
+
+    async def pruned(kind: Any, name: str, body: Json, **more: Any) -> Json:
+        status = body.get("status", {})
+        if status.get("profile"):
+            profile = {key: value for key, value in status["profile"].items() if key != "smClockMHz"}
+            body = {**body, "status": {**status, "profile": profile}}
+        return await answered(kind, name, body, **more)
+
+    monkeypatch.setattr(bench.api, "patch", pruned)
+    signature = WorkloadSignature("NVIDIA H200", {"sm_util": 0.6}, window_seconds=60.0, sm_clock_mhz=1500.0)
+    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.1, profile=signature)})
+    await bench.settle(FIGURES_SECONDS)
+    written = bench.api.count("patch")
+    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.1, profile=signature, neighbours=("uid-q",))})
+    await bench.settle()
+    assert bench.api.count("patch") == written, "nothing changed"
+    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.2, profile=signature)})
+    await bench.settle()
+    assert bench.api.count("patch") == written + 1
+    for slowdown in (1.3, 1.4, 1.5):
+        bench.world.put_node("n1", {"uid-p": Fares(0.9, slowdown, profile=signature)})
+        await bench.settle(1)
+    assert bench.api.count("patch") == written + 1, "figures alone wait"
+
+
 def test_fields_within_lists_that_are_dropped_are_named(caplog: pytest.LogCaptureFixture) -> None:
     dropped = DroppedFields()
     sent = {"a": 1, "gone": None, "list": [{"x": 1, "y": 2}, {"x": 1, "y": 3}], "inner": {"z": [], "w": {}}}
