@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from threats import ROOT, Threat, gpu_steps, row_count, named_in_rows, threats
+from threats import ROOT, Threat, gpu_steps, named_in_rows, row_count, threats
 
 REVIEWED = frozenset(range(1, 20))
 LEAST = 35
