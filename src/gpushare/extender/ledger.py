@@ -42,12 +42,11 @@ from gpushare.extender.claims import GpuClaims
 from gpushare.extender.closed import ClosedNodes
 from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
-from gpushare.extender.last_request import LastRequest
 from gpushare.extender.others import OtherPod, OtherPods
 from gpushare.extender.presence import AgentPresence
 from gpushare.extender.queued import QueuedPods
 from gpushare.extender.reduce import GpuNodeView, NodeView
-from gpushare.extender.workloads import KnownWorkloads
+from gpushare.extender.workloads import KnownWorkloads, LastRequest
 from gpushare.kube import Change
 from gpushare.runtime.moments import unix_seconds
 

@@ -1,10 +1,11 @@
 """Knowledge about each pod's workload: its GpuShare's profile and tolerance, looked up quickly for 20,000 pods."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpushare.core.admission import ShareIndex
-from gpushare.core.api import GpuShare, PodView
-from gpushare.core.placement import KnownWorkload, known_of
+from gpushare.core.api import GpuShare, PodView, Rejection
+from gpushare.core.placement import KnownWorkload, PlacementRequest, known_of
 from gpushare.runtime.moments import unix_seconds
 
 
@@ -87,3 +88,18 @@ class KnownWorkloads:
 def _decides(known: KnownWorkload) -> bool:
     """Return whether decisions about its neighbours depend on it."""
     return known.matters or known.max_slowdown is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LastRequest:
+    """The request that was made last, and what of: prioritize asks about the pod that filter asked about."""
+
+    pod: PodView
+    share: GpuShare | None
+    known: KnownWorkload | None
+    since: float
+    request: PlacementRequest | Rejection
+
+    def is_of(self, pod: PodView, share: GpuShare | None, known: KnownWorkload | None, since: float) -> bool:
+        """Return whether a request for these would be the same."""
+        return self.share is share and self.known is known and self.since == since and self.pod == pod
