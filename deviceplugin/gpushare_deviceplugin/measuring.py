@@ -8,33 +8,26 @@ from typing import Final
 from gpushare.core.control import DriftWatch
 from gpushare.core.gpu import Counters, GpuSample, mean_counters
 from gpushare.core.progress import (
+    ASLEEP_RATIO,
     BAD_FIT,
-    Attribution,
     PhasedAttribution,
     PhaseSearch,
     Prior,
-    TenantEvidence,
-    TenantLoad,
-    attribute_phases,
-    evidence,
-    progress_alone,
+    Question,
+    SharingTenant,
+    SoloSignature,
+    inferred,
+    is_asleep,
 )
 from gpushare.mps.status import GateStatus
-from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.shares import SoloSignature
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
 
 _log = logging.getLogger(__name__)
 
-# A tenant with less progress is asleep (it waits for requests or data, or has finished), unless the model expects
-# so little. The slowest of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
-ASLEEP_RATIO: Final = 0.05
-STARVED_RATIO: Final = 0.15
 FREE_BATCHES: Final = 4  # without a throttle, until no sample was taken under it: samples come late, by 2.5 s
-DUTY_SLACK: Final = 0.1  # a window of a second or two may cut a throttle's cycle
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
@@ -125,15 +118,14 @@ class Measurer:
         if threads == 100 and duty >= 1.0:
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
-        choices = [_under(_evidence(each, threads, None), duty) for each in self._phases(pod, model, signature)]
-        [found] = attribute_phases(window.counters, [choices], window.sm_clock_mhz).found
+        [found] = inferred(window, [SharingTenant(self._phases(pod, model, signature), threads, duty=duty)]).found
         return {
             pod.uid: replace(
                 measured,
                 progress_ratio=found.progress_ratio,
                 progress_error_ratio=found.error_ratio,
-                alone_ratio=_alone_ratio(signature, threads),
-                is_asleep=_is_asleep(found, None),
+                alone_ratio=signature.alone_ratio(threads) if signature is not None else None,
+                is_asleep=is_asleep(found, None),
             )
         }
 
@@ -156,12 +148,11 @@ class Measurer:
         priors: Sequence[Prior | None] = [None] * len(active)
         if len(known) == len(active) and not has_strangers:
             priors = self._expected(uuid, active, known, threads, duties)
-        choices = [
-            [_under(_evidence(phase, cap, prior), duty) for phase in self._phases(pod, model, signature)]
+        sharing = [
+            SharingTenant(self._phases(pod, model, signature), cap, prior, duty)
             for pod, signature, cap, prior, duty in zip(active, signatures, threads, priors, duties, strict=True)
         ]
-        strangers = [[TenantEvidence(None)]] if has_strangers else []
-        phased = self._attributed(uuid, active, threads, [*choices, *strangers], window)
+        phased = self._attributed(uuid, active, sharing, window, has_strangers=has_strangers)
         self._watch_drift(uuid, active, phased, window.window_seconds)
         if phased.misfit is not None and phased.misfit <= BAD_FIT:
             for pod, phase, each in zip(active, phased.phases, phased.found, strict=False):
@@ -174,8 +165,8 @@ class Measurer:
                 progress_ratio=each.progress_ratio,
                 progress_error_ratio=each.error_ratio,
                 pipes=each.pipes,
-                alone_ratio=_alone_ratio(signature, cap),
-                is_asleep=_is_asleep(each, prior),
+                alone_ratio=signature.alone_ratio(cap) if signature is not None else None,
+                is_asleep=is_asleep(each, prior),
                 predicted_progress_ratio=prior.mean if prior is not None else None,
             )
             for pod, signature, cap, prior, each in zip(
@@ -192,7 +183,7 @@ class Measurer:
         duties: tuple[float, ...],
     ) -> Sequence[Prior | None]:
         """Return the model's predictions for these tenants under the throttles in force."""
-        loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
+        loads = [s.load(cap) for s, cap in zip(signatures, threads, strict=True)]
         uids = tuple(pod.uid for pod in active)
         return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads), duties))
 
@@ -200,18 +191,19 @@ class Measurer:
         self,
         uuid: str,
         active: Sequence[ManagedPod],
-        threads: Sequence[int],
-        choices: Sequence[Sequence[TenantEvidence]],
+        sharing: Sequence[SharingTenant],
         window: GpuSample,
+        *,
+        has_strangers: bool,
     ) -> PhasedAttribution:
         """Attribute a window, continuing the phase search for the same tenants, caps and signatures."""
-        whom = tuple((pod.uid, cap) for pod, cap in zip(active, threads, strict=True))
-        key = whom, tuple(tuple(each.signature for each in known) for known in choices)
+        whom = tuple((pod.uid, each.threads) for pod, each in zip(active, sharing, strict=True))
+        phases = [*(each.phases for each in sharing), *([(None,)] if has_strangers else [])]
+        key = whom, tuple(tuple(one.counters if one is not None else None for one in each) for each in phases)
         before, search = self._searches.get(uuid, (None, PhaseSearch()))
         if before != key:
             search = PhaseSearch()
-        seconds, mhz = window.window_seconds, window.sm_clock_mhz
-        phased = attribute_phases(window.counters, choices, mhz, search, seconds)
+        phased = inferred(window, sharing, search, has_strangers=has_strangers)
         self._searches[uuid] = key, phased.search
         return phased
 
@@ -240,41 +232,6 @@ class Measurer:
 def _duties(gate: GateStatus) -> dict[str, float]:
     """Return the part of the time that each throttled pod runs, by uid."""
     return {throttle.pod_uid: throttle.duty_ratio for throttle in gate.throttle.pods}
-
-
-def throttled_bound(bound: float, duty: float) -> float:
-    """Return the most progress that a tenant under a cap can make while it runs only a part of the time."""
-    return bound * min(1.0, duty + DUTY_SLACK) if duty < 1.0 else bound
-
-
-def _under(proof: TenantEvidence, duty: float) -> TenantEvidence:
-    return replace(proof, bound=throttled_bound(proof.bound, duty))
-
-
-def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None) -> TenantEvidence:
-    return TenantEvidence(None) if signature is None else evidence(_load(signature, threads), prior)
-
-
-def _load(signature: SoloSignature, threads: int) -> TenantLoad:
-    return TenantLoad(
-        signature.counters,
-        threads,
-        signature.cap_curve,
-        iterations_per_s=signature.iterations_per_s,
-        sm_clock_mhz=signature.sm_clock_mhz,
-    )
-
-
-def _alone_ratio(signature: SoloSignature | None, threads: int) -> float | None:
-    if signature is None or signature.counters.sm_util is None:
-        return None
-    return min(1.0, progress_alone(signature.counters, signature.cap_curve, threads / 100))
-
-
-def _is_asleep(found: Attribution, prior: Prior | None) -> bool:
-    if found.progress_ratio is None or found.progress_ratio >= ASLEEP_RATIO:
-        return False
-    return prior is None or prior.mean > STARVED_RATIO
 
 
 def threads_of(gate: GateStatus, pod: ManagedPod) -> int:

@@ -7,11 +7,12 @@ class latency is stopped, none whose probe would fail, and none for more than a 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gpushare.core.api import JobClass
+from gpushare.core.control import PastReadings, ReadingTenant, next_reading
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS, GpuSample
 from gpushare.mps.asks import boottime
 from gpushare.mps.duty import MAX_STOP_SECONDS
@@ -26,18 +27,9 @@ from gpushare_deviceplugin.status import tenants_of
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 0.5  # until the counters are one pod's own (docs/facts.md 25)
-PROBE_MARGIN_SECONDS: Final = 0.2  # part of its time-out that a stopped pod's probe keeps
-MINUTE_SECONDS: Final = 60.0
-MOST_STOPPED_SECONDS: Final = 6.0  # of any minute, each pod
-APART_SECONDS: Final = 3.0  # between two readings on a GPU
-FIRST_SECONDS: Final = 2.0  # age of a process before its first reading
-PATIENT_READINGS: Final = 8  # without a result; after these, a workload is read only rarely
-PATIENT_SECONDS: Final = 120.0
-# After a tenant change, a new profile or a reading, before a known workload is read: the loop acts first.
-QUIET_SECONDS: Final = 10.0
-PATIENT_BROKEN_SECONDS: Final = 30.0  # further wait of such a reading while a promise is broken
 LOOK_SECONDS: Final = 0.5
 CALM_LOOK_SECONDS: Final = 1.0  # while no unknown workload is to be read; a known one waits for 10 s and more
+PROBE_MARGIN_SECONDS: Final = 0.2  # part of its time-out that a stopped pod's probe keeps
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
 WORD_POLL_SECONDS: Final = 0.1
@@ -54,25 +46,6 @@ class ReadingPlan:
     cap: int
     stopped: tuple[str, ...]
     seconds: float
-
-
-@dataclass(slots=True)
-class _PastReadings:
-    """A GPU's readings of the last minute, and by pod when it was read.
-
-    Attributes:
-        active: the pods with clients.
-        quiet_since: since when the set is unchanged and none of its workloads became known.
-        stops: of each reading, when it ended, how many seconds it took, and the pods that it stopped.
-        is_any_unknown: whether one of them is to be read as soon as may be, as its workload is unknown.
-    """
-
-    active: frozenset[str] = frozenset()
-    quiet_since: float = 0.0
-    stops: list[tuple[float, float, tuple[str, ...]]] = field(default_factory=list)
-    read_at: dict[str, list[float]] = field(default_factory=dict)
-    since: dict[str, float] = field(default_factory=dict)
-    is_any_unknown: bool = False
 
 
 @dataclass(slots=True)
@@ -155,7 +128,7 @@ class Readings:
         self._boot = boot
         self._sleep = sleep
         self._rest = rest
-        self._records: dict[str, _PastReadings] = {}
+        self._records: dict[str, PastReadings] = {}
         self._busy: set[str] = set()
 
     async def run(self) -> None:
@@ -172,43 +145,28 @@ class Readings:
     def plan(self, uuid: str) -> ReadingPlan | None:
         """Return a GPU's next reading that is due and allowed now, if any."""
         gate = self._sampler.gates.get(uuid)
-        record = self._records.setdefault(uuid, _PastReadings())
+        record = self._records.setdefault(uuid, PastReadings())
         record.is_any_unknown = False
         if gate is None or gate.state not in _SERVING or gate.throttle.problem:
             return None
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
         known = {pod.uid for pod in pods}
         with_clients = {client.pod_uid for client in gate.clients}
-        active = [pod for pod in pods if pod.uid in with_clients]
+        active = {pod.uid: pod for pod in pods if pod.uid in with_clients}
         now = self._clock()
-        record.since = {pod.uid: record.since.get(pod.uid, now) for pod in active}
-        record.read_at = {uid: at for uid, at in record.read_at.items() if uid in known}
-        if record.active != (present := frozenset(pod.uid for pod in active)):
-            record.active, record.quiet_since = present, now
-        record.stops = [stop for stop in record.stops if now - stop[0] < MINUTE_SECONDS]
+        record.look(list(active), known, now)
         if len(active) < 2 or not with_clients <= known:
             return None
-        model = self._state.gpus[uuid].model
-        wanted = [
-            pod
-            for pod in active
-            if pod.own_percentage is None and self._is_wanted(pod, model, threads_of(gate, pod), record, now)
-        ]
-        unknown = [pod for pod in wanted if not self._is_known(pod, model)]
-        record.is_any_unknown = bool(unknown)
-        apart = now - record.stops[-1][0] if record.stops else math.inf
-        if not wanted or apart < APART_SECONDS:
-            return None
-        is_calm = self._is_calm(uuid, active, min(apart, now - record.quiet_since))
-        due = [pod for pod in (wanted if is_calm else unknown) if now - record.since[pod.uid] >= FIRST_SECONDS]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
-        for pod in sorted(due, key=lambda each: self._turn(each, model, record)):
-            others = [other for other in active if other.uid != pod.uid]
-            are_free = all(_has_time_left(other, record) and self._may_stop(other, refused) for other in others)
-            if are_free and self._may_profile(pod):
-                seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
-                return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
-        return None
+        tenants = [self._tenant(uuid, gate, pod, refused) for pod in active.values()]
+        is_broken = any(self._loop.is_broken(uuid, uid) for uid in active)
+        read = next_reading(record, tenants, now, longest_stop=MAX_STOP_SECONDS, is_broken=is_broken)
+        if read is None:
+            return None
+        pod = active[read.uid]
+        others = [other for other in active.values() if other.uid != pod.uid]
+        seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
+        return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
 
     async def read(self, uuid: str, plan: ReadingPlan) -> None:
         """Stop the neighbours, wait until their queued work has drained, read, and resume them.
@@ -216,7 +174,7 @@ class Readings:
         The reading counts only if the same throttle process reports before and after it: if that process ends, its
         pods run although its last report still calls them stopped.
         """
-        record = self._records.setdefault(uuid, _PastReadings())
+        record = self._records.setdefault(uuid, PastReadings())
         counts = self.counts.setdefault(uuid, ReadingCounts())
         began = self._clock()
         sample: GpuSample | None = None
@@ -240,8 +198,7 @@ class Readings:
             self._sampler.release(uuid)
             self._busy.discard(uuid)
             spent = min(plan.seconds, self._clock() - began)
-            record.stops.append((self._clock(), spent, plan.stopped))
-            record.read_at.setdefault(plan.pod.uid, []).append(self._clock())
+            record.ended(plan.pod.uid, spent, plan.stopped, self._clock())
             counts.taken += 1
             counts.stopped_seconds += spent
         if sample is not None and not await self._is_still_there(uuid, throttle, read_at):
@@ -292,38 +249,18 @@ class Readings:
         connected = {client.pod_uid for client in gate.clients} if gate is not None else set()
         return connected == {plan.pod.uid, *plan.stopped}
 
-    def _turn(self, pod: ManagedPod, model: str, record: _PastReadings) -> tuple[bool, int, str]:
-        """Return the sort key of pods to read: unknown ones first, then those read least."""
-        return self._is_known(pod, model), len(record.read_at.get(pod.uid, ())), pod.uid
-
-    def _is_known(self, pod: ManagedPod, model: str) -> bool:
-        return self._signatures.of(pod, model) is not None and not self._signatures.is_doubted(pod, model)
-
-    def _is_calm(self, uuid: str, active: Sequence[ManagedPod], seconds: float) -> bool:
-        """Return whether a known workload may be read: a reading takes windows that the loop needs.
-
-        Args:
-            seconds: since the last reading, or since exactly these pods are active and known as well as now.
-        """
-        is_broken = any(self._loop.is_broken(uuid, pod.uid) for pod in active)
-        return seconds >= (PATIENT_BROKEN_SECONDS if is_broken else QUIET_SECONDS)
-
-    def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _PastReadings, now: float) -> bool:
-        """Return whether a pod is to be read: soon if its workload is unknown, rarely if readings give nothing.
-
-        A workload whose windows contradict its signature is read again. So is one under a cap near which it was
-        never
-        observed: its promise depends on its progress under that cap.
-        """
-        read = record.read_at.get(pod.uid, [])
-        is_light = self._signatures.is_light(pod, model)
-        if self._signatures.is_doubted(pod, model):
-            return True
-        is_known = not is_light and self._signatures.of(pod, model) is not None
-        if is_known and not self._signatures.lacks(pod, model, cap):
-            return False
-        is_seldom = bool(read) and (is_light or len(read) >= PATIENT_READINGS)
-        return not is_seldom or now - read[-1] >= PATIENT_SECONDS
+    def _tenant(self, uuid: str, gate: GateStatus, pod: ManagedPod, refused: set[str]) -> ReadingTenant:
+        model = self._state.gpus[uuid].model
+        return ReadingTenant(
+            pod.uid,
+            has_signature=self._signatures.of(pod, model) is not None,
+            is_light=self._signatures.is_light(pod, model),
+            is_doubted=self._signatures.is_doubted(pod, model),
+            lacks_cap=self._signatures.lacks(pod, model, threads_of(gate, pod)),
+            may_read=pod.own_percentage is None,
+            may_profile=self._may_profile(pod),
+            may_stop=self._may_stop(pod, refused),
+        )
 
     def _may_stop(self, pod: ManagedPod, refused: set[str]) -> bool:
         terms = self._terms(pod)
@@ -339,12 +276,6 @@ class Readings:
 def _stops(status: ThrottleStatus, pods: tuple[str, ...]) -> bool:
     """Return whether all of these pods are stopped."""
     return {each.pod_uid for each in status.pods if each.is_stopped} >= set(pods)
-
-
-def _has_time_left(pod: ManagedPod, record: _PastReadings) -> bool:
-    """Return whether one more reading leaves a pod the rest of its minute."""
-    spent = sum(seconds for _, seconds, stopped in record.stops if pod.uid in stopped)
-    return spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
 
 def _longest_stop(pod: ManagedPod) -> float:

@@ -1,7 +1,7 @@
 """GpuShares' data on this node's pods: profile of the workload, class, tolerated slowdown."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpushare.core.admission import Defaults, PlacedShares
@@ -14,24 +14,8 @@ from gpushare.core.api import (
     WorkloadSignature,
     from_json,
 )
-from gpushare.core.gpu import Counters
+from gpushare.core.progress import SoloSignature
 from gpushare_deviceplugin.pods import ManagedPod
-
-
-@dataclass(frozen=True, slots=True)
-class SoloSignature:
-    """Signature of a workload: its use alone at 100% threads.
-
-    Attributes:
-        cap_curve: measured progress alone by thread percentage.
-        iterations_per_s: rate alone, if the workload reports one.
-        sm_clock_mhz: mean SM clock during the measurement; None: unknown.
-    """
-
-    counters: Counters
-    cap_curve: Mapping[int, float] = field(default_factory=dict)
-    iterations_per_s: float | None = None
-    sm_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

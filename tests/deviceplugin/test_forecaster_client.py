@@ -8,7 +8,7 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B
 
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import expectation
-from gpushare.core.progress import Prior, TenantLoad
+from gpushare.core.progress import Prior, Priors, Question, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecaster_client import (
@@ -16,8 +16,6 @@ from gpushare_deviceplugin.forecaster_client import (
     PAUSE_SECONDS,
     ForecastError,
     Forecasts,
-    Priors,
-    Question,
     ask_model,
     read_answers,
 )

@@ -17,7 +17,7 @@ from gpushare.core.admission import Defaults
 from gpushare.core.api import CapPoint, JobClass, WorkloadPhase, WorkloadSignature
 from gpushare.core.control import WatchReason, WatchSettings, turns_of
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import Prior
+from gpushare.core.progress import Prior, Question, SoloSignature
 from gpushare.mps.asks import ThrottleAsks
 from gpushare.mps.layout import GpuDirectory, throttle_reader, write_throttle
 from gpushare.mps.status import (
@@ -30,7 +30,6 @@ from gpushare.mps.status import (
     ThrottleStatus,
 )
 from gpushare_deviceplugin.decisions import decide
-from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.loop import (
     ALERT_SECONDS,
@@ -43,7 +42,7 @@ from gpushare_deviceplugin.loop import (
 from gpushare_deviceplugin.measuring import Measurer, TenantMeasure
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, Terms, reduce_gpushare, terms_of
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import build_status, tenants_of, urgent_part
 

@@ -10,7 +10,7 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, ma
 
 from gpushare.core.api import WorkloadSignature, names
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample
-from gpushare.core.progress import Prior, at_full_threads, attribute
+from gpushare.core.progress import Prior, Question, SoloSignature, at_full_threads, attribute
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import (
     ClientStatus,
@@ -19,7 +19,6 @@ from gpushare.mps.status import (
     PodThrottle,
     ThrottleStatus,
 )
-from gpushare_deviceplugin.forecaster_client import Question
 from gpushare_deviceplugin.gates import (
     Gates,
 )
@@ -27,7 +26,7 @@ from gpushare_deviceplugin.measuring import FREE_BATCHES, Measurer
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
-from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, reduce_gpushare
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, reduce_gpushare
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure
 

@@ -8,11 +8,13 @@ from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import WorkloadSignature
 from gpushare.core.control import grown_curve
+from gpushare.core.control.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED
 from gpushare.core.gpu import Counters, GpuSample
+from gpushare.core.progress import SoloSignature
 from gpushare_deviceplugin.measuring import merge
-from gpushare_deviceplugin.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED, Signatures
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.sampler import WINDOWS
-from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile
 
 H200 = "NVIDIA H200"
 BUSY = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2)

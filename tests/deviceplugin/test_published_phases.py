@@ -24,8 +24,9 @@ from gpushare.core.api import (
     to_json,
 )
 from gpushare.core.control import OperatorSettings, fares_of, status_of
+from gpushare.core.control.node_signatures import MAX_PHASES
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare_deviceplugin.node_signatures import MAX_PHASES, Signatures
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.shares import NodeShares, reduce_gpushare
 
 H200 = "NVIDIA H200"

@@ -8,8 +8,17 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.api import JobClass, WorkloadSignature
+from gpushare.core.control.node_signatures import DOUBT_READINGS, LIGHT_READINGS
+from gpushare.core.control.reading_rules import (
+    FIRST_SECONDS,
+    MINUTE_SECONDS,
+    MOST_STOPPED_SECONDS,
+    PATIENT_BROKEN_SECONDS,
+    PATIENT_READINGS,
+    QUIET_SECONDS,
+)
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import at_full_threads, progress_alone, shape_misfit
+from gpushare.core.progress import SoloSignature, at_full_threads, progress_alone, shape_misfit
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.mps.status import (
     ClientStatus,
@@ -20,21 +29,10 @@ from gpushare.mps.status import (
     ThrottleRefusal,
     ThrottleStatus,
 )
-from gpushare_deviceplugin.node_signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
+from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
-from gpushare_deviceplugin.readings import (
-    CALM_LOOK_SECONDS,
-    FIRST_SECONDS,
-    LOOK_SECONDS,
-    MINUTE_SECONDS,
-    MOST_STOPPED_SECONDS,
-    PATIENT_BROKEN_SECONDS,
-    PATIENT_READINGS,
-    PROBE_MARGIN_SECONDS,
-    QUIET_SECONDS,
-    Readings,
-)
-from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms
+from gpushare_deviceplugin.readings import CALM_LOOK_SECONDS, LOOK_SECONDS, PROBE_MARGIN_SECONDS, Readings
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, Terms
 from gpushare_deviceplugin.state import NodeState
 
 H200 = "NVIDIA H200"

@@ -17,13 +17,22 @@ from typing import Any
 
 from counts import rate_of
 
+from gpushare.core.control.node_signatures import IDLE_RATIO
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.interference import expectation
-from gpushare.core.progress import Predict, Prior, TenantLoad, attribute, evidence, no_prediction
+from gpushare.core.progress import (
+    ModelAnswer,
+    Predict,
+    Prior,
+    Question,
+    TenantLoad,
+    attribute,
+    evidence,
+    no_prediction,
+    throttled_bound,
+)
 from gpushare.data import default_model
-from gpushare_deviceplugin.forecaster_client import ModelAnswer, Question
-from gpushare_deviceplugin.measuring import merge, throttled_bound
-from gpushare_deviceplugin.node_signatures import IDLE_RATIO
+from gpushare_deviceplugin.measuring import merge
 
 GPU = "NVIDIA H200"
 MERGED = 2  # samples of a second

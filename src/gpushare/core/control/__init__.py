@@ -67,6 +67,8 @@ if TYPE_CHECKING:
         status_of,
         transitions,
     )
+    from gpushare.core.control.node_signatures import KeptProfile, NodeSignatures, ReadPod
+    from gpushare.core.control.reading_rules import PastReadings, ReadingTenant, next_reading, next_turn
 
 __all__ = [
     "FREE",
@@ -82,11 +84,16 @@ __all__ = [
     "HygieneLook",
     "HygieneSettings",
     "HygieneWatch",
+    "KeptProfile",
     "LooseningRule",
     "NamespaceGain",
+    "NodeSignatures",
     "OperatorSettings",
+    "PastReadings",
     "ProfilingView",
     "QuantileSample",
+    "ReadPod",
+    "ReadingTenant",
     "ReplacementAsk",
     "ReplacementPlan",
     "Replacements",
@@ -124,6 +131,8 @@ __all__ = [
     "is_kept",
     "learnt",
     "merged_phases",
+    "next_reading",
+    "next_turn",
     "plan_replacement",
     "plan_retractions",
     "read_slo",
@@ -138,12 +147,17 @@ __all__ = [
 ]
 
 
-_LEARNING = ("SeenTenant", "is_decided_by_counters", "learnt")
+_LATE = {
+    "learning": ("SeenTenant", "is_decided_by_counters", "learnt"),
+    "node_signatures": ("KeptProfile", "NodeSignatures", "ReadPod"),
+    "reading_rules": ("PastReadings", "ReadingTenant", "next_reading", "next_turn"),
+}
+"""Modules that are imported at first use, with the names that they hold; `lifecycle` holds the others."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import `learning` and `lifecycle` at first use: they load numpy, which the agent does not need."""
+    """Import at first use what loads numpy, which the agent does not need, or what only the agent needs."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "learning" if name in _LEARNING else "lifecycle"
+    module = next((module for module, names in _LATE.items() if name in names), "lifecycle")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
