@@ -32,7 +32,9 @@ def drawn(world):
 
 def test_the_default_is_what_sim_jobs_runs(world, drawn):
     found = measure(world, Release(), drawn, 3, 3)
-    figures = run_on_table(world, ["gpushare"], jobs=24, gpus=3, load=2.0, seed=3)["gpushare"]
+    figures = run_on_table(world, ["gpushare-told-curves"], jobs=24, gpus=3, load=2.0, seed=3)[
+        "gpushare-told-curves"
+    ]
     assert found["throughput"] == figures.throughput
     assert found["below_promise"] == figures.late_ratio
     assert found["retracted"] == figures.retractions

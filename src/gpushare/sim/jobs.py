@@ -8,7 +8,7 @@ whole GPU.
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -70,6 +70,7 @@ class JobTenant:
         since_seconds: when it started there.
         ready_seconds: when it starts to progress (restarts take time).
         duty_ratio: part of the time in which it is not frozen, 0 to 1.
+        is_stopped: whether it is frozen all the time, whatever its duty, as for a reading of its neighbour.
     """
 
     job: int
@@ -77,6 +78,11 @@ class JobTenant:
     since_seconds: float
     ready_seconds: float
     duty_ratio: float = 1.0
+    is_stopped: bool = False
+
+    def runs_at(self, seconds: float) -> bool:
+        """Return whether it is ready and not stopped."""
+        return self.ready_seconds <= seconds + _EPSILON and not self.is_stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +225,12 @@ class JobCluster:
             tenant.duty_ratio = duties.get(tenant.job, 1.0)
         self._seen.pop(gpu, None)
 
+    def stop(self, gpu: int, jobs: Collection[int]) -> None:
+        """Freeze these jobs wholly from now on; all others of the GPU run as their duties say."""
+        for tenant in self.gpus[gpu]:
+            tenant.is_stopped = tenant.job in jobs
+        self._seen.pop(gpu, None)
+
     def cap(self, gpu: int, thread_percentages: Mapping[int, int]) -> None:
         """Give running jobs other caps at once, which no real system can; jobs that are not named keep theirs."""
         for tenant in self.gpus[gpu]:
@@ -278,10 +290,10 @@ class JobCluster:
     def _look(self, gpu: int) -> "_GpuRates":
         tenants = self.gpus[gpu]
         waits = [t.ready_seconds for t in tenants if t.ready_seconds > self.now_seconds + _EPSILON]
-        ready = [t for t in tenants if t.ready_seconds <= self.now_seconds + _EPSILON]
+        ready = [t for t in tenants if t.runs_at(self.now_seconds)]
         kinds = tuple(TenantKind(self.jobs[t.job].workload, t.thread_percentage) for t in ready)
         rates = iter(mixture(self.rates_of, kinds, [t.duty_ratio for t in ready]))
-        found = tuple(next(rates) if t.ready_seconds <= self.now_seconds + _EPSILON else 0.0 for t in tenants)
+        found = tuple(next(rates) if t.runs_at(self.now_seconds) else 0.0 for t in tenants)
         is_shared = len(tenants) > 1
         is_measured = is_shared and self.truth.is_measured(self.kinds(gpu), self.mechanism)
         return _GpuRates(found, min(waits, default=math.inf), is_shared, is_measured)

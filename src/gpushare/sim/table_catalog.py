@@ -11,6 +11,7 @@ from gpushare.core.interference import InterferenceModel, Prediction, TenantTabl
 from gpushare.core.placement import Settings
 from gpushare.sim.jobs import Job, JobPolicy, simulate
 from gpushare.sim.table_hindsight import Asker, Hindsight, TableSearch
+from gpushare.sim.table_live import ReadOnTable
 from gpushare.sim.table_ours import LiveOnTable, known_profiles
 from gpushare.sim.table_policies import HardCaps, exclusive, mps_equal, mps_pairs, time_slicing
 from gpushare.sim.table_report import TableFigures, table_figures
@@ -34,8 +35,42 @@ class TableWorld:
     def __post_init__(self) -> None:
         self.search = TableSearch(self.truth)
 
-    def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> LiveOnTable:
-        """Return the live decision and loop, with the knowledge that agents could have."""
+    def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> ReadOnTable:
+        """Return the live decision and loop, knowing what agents have read."""
+        return self._reading(self.model, seed, name, watches=watches, learns=learns)
+
+    def without_model(self, seed: int, name: str) -> ReadOnTable:
+        """Return the live decision without profiles and model; the loop works as usual, by the counters alone."""
+        return self._reading(self.model, seed, name, uses_model=False)
+
+    def optimistic(self, seed: int, name: str) -> ReadOnTable:
+        """Return the live decision and loop, knowing what was read, with predictions that are too optimistic."""
+        return self._reading(OptimisticModel.of(self.model), seed, name)
+
+    def _reading(
+        self,
+        model: InterferenceModel,
+        seed: int,
+        name: str,
+        *,
+        watches: bool = True,
+        learns: bool = True,
+        uses_model: bool = True,
+    ) -> ReadOnTable:
+        return ReadOnTable(
+            model,
+            self.truth.gpu_model,
+            {},
+            seed,
+            name,
+            watches=watches,
+            learns=learns,
+            release=self.release,
+            uses_model=uses_model,
+        )
+
+    def told(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> LiveOnTable:
+        """Return the live decision and loop, told all signatures and cap curves before anything runs."""
         known = known_profiles(self.truth, seed)
         return LiveOnTable(
             self.model,
@@ -48,13 +83,13 @@ class TableWorld:
             release=self.release,
         )
 
-    def without_model(self, seed: int, name: str) -> LiveOnTable:
-        """Return the live decision without the model; the loop works as usual."""
+    def told_without_model(self, seed: int, name: str) -> LiveOnTable:
+        """Return the live decision without the model; the loop knows signatures and cap curves."""
         known = known_profiles(self.truth, seed)
         return LiveOnTable(self.model, self.truth.gpu_model, {}, seed, name, seen=known, release=self.release)
 
-    def optimistic(self, seed: int, name: str) -> LiveOnTable:
-        """Return the live decision and loop with predictions that are too optimistic."""
+    def told_optimistic(self, seed: int, name: str) -> LiveOnTable:
+        """Return the live decision and loop, told the cap curves, with predictions that are too optimistic."""
         known = known_profiles(self.truth, seed)
         hopeful = OptimisticModel.of(self.model)
         return LiveOnTable(hopeful, self.truth.gpu_model, known, seed, name, release=self.release)
@@ -94,9 +129,26 @@ TABLE_POLICIES: Final[Mapping[str, Callable[[TableWorld, int], JobPolicy]]] = {
     "gpushare-unlearnt": lambda world, seed: world.ours(seed, "gpushare-unlearnt", learns=False),
     "gpushare-no-model": lambda world, seed: world.without_model(seed, "gpushare-no-model"),
     "gpushare-optimistic": lambda world, seed: world.optimistic(seed, "gpushare-optimistic"),
+    "gpushare-told-curves": lambda world, seed: world.told(seed, "gpushare-told-curves"),
+    "gpushare-unwatched-told-curves": lambda world, seed: world.told(
+        seed, "gpushare-unwatched-told-curves", watches=False
+    ),
+    "gpushare-unlearnt-told-curves": lambda world, seed: world.told(
+        seed, "gpushare-unlearnt-told-curves", learns=False
+    ),
+    "gpushare-no-model-told-curves": lambda world, seed: world.told_without_model(
+        seed, "gpushare-no-model-told-curves"
+    ),
+    "gpushare-optimistic-told-curves": lambda world, seed: world.told_optimistic(
+        seed, "gpushare-optimistic-told-curves"
+    ),
     "hindsight": lambda world, _seed: Hindsight(world.search),
 }
-"""(world, seed) -> policy."""
+"""(world, seed) -> policy.
+
+`gpushare` and its variants know what agents have read. With `-told-curves` they know every program's signature and
+cap curve, with noise, before anything runs, and see the true progress with a drawn error: an upper figure.
+"""
 
 
 def run_on_table(

@@ -1,9 +1,10 @@
-"""Our policy on the table: the live decision and the live loop, with the knowledge that an agent could have.
+"""Our policy on the table: the live decision and the live loop, with given knowledge.
 
 `gpushare.core.placement.decide` chooses GPU and cap of a job, among the GPUs on which the truth offers the job;
-`gpushare.core.control.watch` decides who is throttled or retracted. This module only adds the observations:
-signatures with the counters' noise, windows with the error of inference, and the operator's handling of a
-retraction.
+`gpushare.core.control.watch` decides who is throttled or retracted. This module only adds the observations and the
+operator's handling of a retraction. Here all programs are known from the start: signatures with the counters'
+noise **and the cap curves**, which no agent has before it saw them, and windows show the truth with an error. What
+agents can know is in `table_live`.
 """
 
 import math
@@ -83,7 +84,7 @@ class InferenceError:
 
 
 def known_profiles(truth: TableTruth, seed: int, curve_caps: tuple[int, ...] = CURVE_CAPS) -> dict[str, Profile]:
-    """Return the agents' readings of every workload: counters, rate and some cap curve points, with noise."""
+    """Return the profile of every workload with noise: counters, rate, and points of the true cap curve."""
     rng = np.random.default_rng([seed, 11])
     return {
         name: Profile(
@@ -108,7 +109,7 @@ def _noisy(counters: Counters, rng: np.random.Generator) -> Counters:
 
 
 @dataclass(slots=True)
-class _Sight:
+class TableSight:
     """State of one GPU's agent.
 
     Attributes:
@@ -186,7 +187,7 @@ def share_name(workload: str) -> str:
 
 @dataclass(slots=True)
 class LiveOnTable:
-    """The live decision, and the live loop unless `watches` is False.
+    """The live decision, and the live loop unless `watches` is False, of programs that are known from the start.
 
     Attributes:
         profiles: known profile of each workload; if empty, shares are the caps and the model is not used.
@@ -213,7 +214,7 @@ class LiveOnTable:
     _context: DecisionContext | None = None
     _looked_at: object = None
     _lessons: int = 0
-    _sights: list[_Sight] = field(default_factory=list)
+    _sights: list[TableSight] = field(default_factory=list)
     _promises: dict[int, float] = field(default_factory=dict)
     _learned: dict[str, LearnedEffect] = field(default_factory=dict)
     _current: dict[str, Profile] = field(default_factory=dict)
@@ -228,7 +229,7 @@ class LiveOnTable:
         """Forget the jobs that ended, process the windows that are due, and decide about waiting jobs."""
         if self._context is None:
             self._context = self._new_context(cluster)
-            self._sights = [_Sight() for _ in cluster.gpus]
+            self._sights = [TableSight() for _ in cluster.gpus]
         if self.watches:
             self._watch(cluster)
         running = {cluster.jobs[tenant.job].name for tenants in cluster.gpus for tenant in tenants}
@@ -324,7 +325,7 @@ class LiveOnTable:
                     self._evictor.evict(cluster, dict(self._asks.values()))
                     break
 
-    def _notice(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
+    def _notice(self, cluster: JobCluster, gpu: int, sight: TableSight) -> None:
         """Update the state with the tenants that came and left since the last look."""
         jobs = tuple(tenant.job for tenant in cluster.gpus[gpu])
         if jobs == sight.jobs:
@@ -338,27 +339,12 @@ class LiveOnTable:
         sight.window_seconds = WINDOW_SECONDS
         sight.next_seconds = now + WINDOW_SECONDS if jobs else math.inf
 
-    def _look(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
+    def _look(self, cluster: JobCluster, gpu: int, sight: TableSight) -> None:
         now, tenants = cluster.now_seconds, cluster.gpus[gpu]
         if now >= sight.passing_until:
             sight.passing = {job: self.error.passing * self._rng.standard_normal() for job in sight.jobs}
             sight.passing_until = now + LOOK_SECONDS
-        watched = tuple(
-            WatchedTenant(
-                str(tenant.job),
-                cluster.jobs[tenant.job].job_class,
-                self._promise(cluster, tenant.job),
-                None if not_ready else max(0.0, progress + sight.standing[tenant.job] + sight.passing[tenant.job]),
-                self.error.stated,
-                float(order),
-                active=not not_ready,
-                alone=self._alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage),
-            )
-            for order, (tenant, progress, not_ready) in enumerate(
-                (tenant, progress, tenant.ready_seconds > now)
-                for tenant, progress in zip(tenants, cluster.progress(gpu), strict=True)
-            )
-        )
+        watched = self._watched(cluster, gpu, sight)
         if self.learns and now >= sight.learns_at:
             self._learn(cluster, gpu, sight, watched)
         before = {str(tenant.job): tenant.duty_ratio for tenant in tenants if tenant.duty_ratio < 1.0}
@@ -382,7 +368,27 @@ class LiveOnTable:
             now + sight.window_seconds + (self.settings.delay_seconds if duties != before else 0.0)
         )
 
-    def _learn(self, cluster: JobCluster, gpu: int, sight: _Sight, watched: tuple[WatchedTenant, ...]) -> None:
+    def _watched(self, cluster: JobCluster, gpu: int, sight: TableSight) -> tuple[WatchedTenant, ...]:
+        """Return the tenants as the agent sees them: the truth with an error."""
+        now = cluster.now_seconds
+        return tuple(
+            WatchedTenant(
+                str(tenant.job),
+                cluster.jobs[tenant.job].job_class,
+                self._promise(cluster, tenant.job),
+                None if not_ready else max(0.0, progress + sight.standing[tenant.job] + sight.passing[tenant.job]),
+                self.error.stated,
+                float(order),
+                active=not not_ready,
+                alone=self._alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage),
+            )
+            for order, (tenant, progress, not_ready) in enumerate(
+                (tenant, progress, tenant.ready_seconds > now)
+                for tenant, progress in zip(cluster.gpus[gpu], cluster.progress(gpu), strict=True)
+            )
+        )
+
+    def _learn(self, cluster: JobCluster, gpu: int, sight: TableSight, watched: tuple[WatchedTenant, ...]) -> None:
         """Learn from a window in which no tenant was throttled."""
         tenants = cluster.gpus[gpu]
         names = [cluster.jobs[tenant.job].workload for tenant in tenants]
@@ -390,7 +396,7 @@ class LiveOnTable:
             len(tenants) < 2
             or any(tenant.duty_ratio < 1.0 for tenant in tenants)
             or any(each.progress is None for each in watched)
-            or not all(name in self.profiles for name in names)
+            or not all(self._is_profiled(name) for name in names)
         ):
             return
         sight.learns_at = cluster.now_seconds + LOOK_SECONDS
@@ -402,7 +408,7 @@ class LiveOnTable:
                 name,
                 tenant.thread_percentage,
                 each.progress or 0.0,
-                self.error.stated,
+                each.error or 0.0,
                 forecast.progress,
                 (forecast.upper - forecast.lower) / _INTERVAL_DEVIATIONS,
             )
@@ -416,6 +422,10 @@ class LiveOnTable:
                     self._current.pop(name, None)
                     self._lessons += 1
 
+    def _is_profiled(self, workload: str) -> bool:
+        """Return whether decisions know a workload's profile."""
+        return workload in self.profiles
+
     def _known_of(self, workload: str) -> Profile:
         """Return the present profile of a workload, learned effects included."""
         if workload not in self._current:
@@ -428,7 +438,7 @@ class LiveOnTable:
         """Return whether another window like this one would show a broken promise."""
         return any(
             each.progress is not None
-            and each.progress + self.settings.confidence * self.error.stated < each.promise
+            and each.progress + self.settings.confidence * (each.error or 0.0) < each.promise
             for each in watched
         )
 

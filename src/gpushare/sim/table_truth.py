@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.gpu import COUNTERS
+from gpushare.core.control import turns_of
+from gpushare.core.gpu import COUNTERS, Counters
 from gpushare.core.interference import Profile
 from gpushare.data.measured import MOST_TENANTS, Caps, LacksProgramError, MeasuredSets, MeasuredWindow
 from gpushare.research.dataset import Dataset, Mechanism
@@ -46,6 +47,7 @@ class TableTruth:
             raise SimulationError(str(error)) from error
         alone = _without_later(dataset, self._sets)
         self.profiles: dict[str, Profile] = {name: profile_of(alone, name) for name in self._sets.workloads}
+        self._counters: dict[tuple[TenantKind, ...], Floats] = {}
 
     @property
     def workloads(self) -> Sequence[str]:
@@ -84,6 +86,25 @@ class TableTruth:
         """Return the progress of one set under MPS and many caps: choices x tenants, like `caps`."""
         found = self._sets.under(workloads, caps)
         return found if len(workloads) == 1 else np.maximum(_LEAST, found)
+
+    def counters(self, kinds: Sequence[TenantKind], duties: Sequence[float]) -> Counters:
+        """Return the device's counters of a set under MPS, each tenant frozen for a part of the time.
+
+        As with progress, a throttle is the exact mixture of the sets with and without the frozen ones.
+        """
+        total = np.zeros(len(COUNTERS))
+        for weight, running in turns_of(duties):
+            if running:
+                total += weight * self._counters_of(tuple(sorted(kinds[at] for at in running)))
+        return Counters(**dict(zip(COUNTERS, total.tolist(), strict=True)))
+
+    def _counters_of(self, kinds: tuple[TenantKind, ...]) -> Floats:
+        if kinds not in self._counters:
+            found = self._sets.counters(
+                [each.workload for each in kinds], [each.thread_percentage for each in kinds]
+            )
+            self._counters[kinds] = np.array([getattr(found, name) or 0.0 for name in COUNTERS])
+        return self._counters[kinds]
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
         """Return whether a window of the table has exactly this set under exactly these caps."""
