@@ -1,7 +1,7 @@
 """python -m bench COMMAND
 
-admission|awkward|first-pod|gate|hami|heap|imports|latency|learning|live-loop|loop|losses|operator|papers|retractions|sharing|
-throughput|tuning|turns
+admission|awkward|first-pod|gate|hami|heap|imports|knowledge|latency|learning|live-loop|loop|losses|operator|papers|retractions|
+sharing|throughput|tuning|turns
 """
 
 import sys
@@ -19,6 +19,7 @@ COMMANDS = {
     "hami": "bench.hami",
     "heap": "bench.heap",
     "imports": "bench.imports",
+    "knowledge": "bench.knowledge",
     "latency": "bench.latency",
     "learning": "bench.learning",
     "live-loop": "bench.live_loop",

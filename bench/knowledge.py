@@ -1,0 +1,135 @@
+"""Find what ours loses because it knows only what agents have read, giving it one kind of knowledge at a time:
+`python -m bench knowledge --seeds 10 11 --jobs 250`.
+
+Every variant runs the same jobs on the table. Each line: throughput, below the promise, latency p99, retractions
+and needless ones, mean completion; then the error of what the agents infer of tenants that share: mean absolute
+error, bias, and the same for promises against the table's.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bench.retractions import GPU_MEMORY_MIB
+from bench.table_plant import read_table
+from gpushare.core.api import CapPoint, WorkloadSignature
+from gpushare.core.control import WatchedTenant
+from gpushare.data import default_model
+from gpushare.sim.jobs import Job, JobCluster, simulate
+from gpushare.sim.table_agents import CounterNoise
+from gpushare.sim.table_catalog import TableWorld
+from gpushare.sim.table_hindsight import Asker
+from gpushare.sim.table_live import ReadOnTable
+from gpushare.sim.table_ours import CURVE_CAPS, TableSight, share_name
+from gpushare.sim.table_report import TableFigures, table_figures
+from gpushare.sim.table_trace import draw_table_jobs
+from gpushare.sim.table_truth import TableTruth
+
+SURE = 0.02  # error that is told with true progress
+
+
+@dataclass(slots=True)
+class Studied(ReadOnTable):
+    """Ours as it is, or with the truth in place of a part of what it knows.
+
+    Attributes:
+        true_progress: whether the loop sees the true progress.
+        true_promise: whether the loop keeps the promises by the table's cap curves.
+        told: whether every program's signature and cap curve are known before anything runs.
+        inferred: of tenants that share, (seconds, inferred, true, promise told, promise by the table).
+    """
+
+    true_progress: bool = False
+    true_promise: bool = False
+    told: bool = False
+    inferred: list[tuple[float, float, float, float, float]] = field(default_factory=list)
+
+    def _begin(self, cluster: JobCluster) -> None:
+        ReadOnTable._begin(self, cluster)  # noqa: SLF001 - its base
+        truth = cluster.truth
+        if self.told and isinstance(truth, TableTruth):
+            for name in truth.workloads:
+                curve = tuple(CapPoint(cap, round(truth.alone(name, cap), 4)) for cap in CURVE_CAPS)
+                counters = truth.profiles[name].counters.as_dict()
+                kept = WorkloadSignature(self.gpu_model, counters, cap_curve=curve, window_seconds=120.0)
+                self._shares.kept[share_name(name)] = kept
+            self._shares.version += 1
+
+    def _watched(self, cluster: JobCluster, gpu: int, sight: TableSight) -> tuple[WatchedTenant, ...]:
+        found = ReadOnTable._watched(self, cluster, gpu, sight)  # noqa: SLF001 - its base
+        shown = []
+        for each, true in zip(found, cluster.progress(gpu), strict=True):
+            promise = cluster.jobs[int(each.uid)].least_progress
+            if len(found) > 1 and each.progress is not None and each.active:
+                self.inferred.append((sight.window_seconds, each.progress, true, each.promise, promise))
+            now = each
+            if self.true_progress and true > 0:
+                now = replace(now, progress=true, error=SURE, active=True)
+            if self.true_promise:
+                now = replace(now, promise=promise)
+            shown.append(now)
+        return tuple(shown)
+
+
+Make = Callable[[TableWorld, int], Studied]
+
+
+def _ours(**fields: object) -> Make:
+    def make(world: TableWorld, seed: int) -> Studied:
+        return Studied(world.model, world.truth.gpu_model, {}, seed, release=world.release, **fields)  # type: ignore[arg-type]
+
+    return make
+
+
+VARIANTS: Mapping[str, Make] = {
+    "ours": _ours(),
+    "true progress": _ours(true_progress=True),
+    "true promises": _ours(true_promise=True),
+    "true progress and promises": _ours(true_progress=True, true_promise=True),
+    "told signatures and curves": _ours(told=True),
+    "told, true progress and promises": _ours(told=True, true_progress=True, true_promise=True),
+    "no noise in counters": _ours(noise=CounterNoise(0.0, 0.0, 0.0)),
+    "unlearnt": _ours(learns=False),
+    "unwatched": _ours(watches=False),
+}
+
+
+def figures_of(world: TableWorld, policy: Studied, jobs: Sequence[Job], gpus: int) -> TableFigures:
+    """Run one variant."""
+
+    def keeps(tenants: Sequence[tuple[int, int]]) -> bool:
+        return world.search.keeps([Asker.of(jobs[job]) for job, _ in tenants], [cap for _, cap in tenants])
+
+    return table_figures(simulate(jobs, gpus, policy, world.truth), jobs, keeps)
+
+
+def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
+    """Run every variant on the same jobs of each seed."""
+    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
+    for seed in seeds:
+        jobs = draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed)
+        for name in variants:
+            policy = VARIANTS[name](world, seed)
+            told = figures_of(world, policy, jobs, gpus)
+            _, inferred, true, promise, right = np.array(policy.inferred or [(0.0,) * 5]).T
+            yield (
+                f"{seed} {name:34s} {told.throughput:.3f} {told.late_ratio:6.2%} {told.latency_p99 or 0:.2f} "
+                f"{told.retractions:3d} {told.needless:3d} {told.mean_completion_seconds:6.0f}   progress "
+                f"{np.abs(inferred - true).mean():.3f} {(inferred - true).mean():+.3f}   promise "
+                f"{np.abs(promise - right).mean():.3f} {(promise - right).mean():+.3f}"
+            )
+
+
+def main(argv: Sequence[str]) -> None:
+    options = argparse.ArgumentParser(prog="python -m bench knowledge", description=__doc__.split("\n", 1)[0])
+    options.add_argument("--seeds", type=int, nargs="+", default=[10])
+    options.add_argument("--load", type=float, default=2.0)
+    options.add_argument("--jobs", type=int, default=250)
+    options.add_argument("--gpus", type=int, default=16)
+    options.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    asked = options.parse_args(argv)
+    for line in report(asked.seeds, asked.load, asked.jobs, asked.gpus, asked.variants):
+        print(line, flush=True)
