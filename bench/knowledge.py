@@ -7,6 +7,7 @@ error, bias, and the same for promises against the table's.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from bench.table_plant import read_table
 from gpushare.core.api import CapPoint, WorkloadSignature
 from gpushare.core.control import WatchedTenant
 from gpushare.data import default_model
-from gpushare.sim.jobs import Job, JobCluster, simulate
+from gpushare.sim.jobs import Job, JobCluster, JobTenant, simulate
 from gpushare.sim.table_agents import CounterNoise
 from gpushare.sim.table_catalog import TableWorld
 from gpushare.sim.table_hindsight import Asker
@@ -38,13 +39,18 @@ class Studied(ReadOnTable):
         true_progress: whether the loop sees the true progress.
         true_promise: whether the loop keeps the promises by the table's cap curves.
         told: whether every program's signature and cap curve are known before anything runs.
-        inferred: of tenants that share, (seconds, inferred, true, promise told, promise by the table).
+        inferred: of tenants that share, (inferred, true, promise told, promise by the table).
+        late: job-seconds below the promise by the table, by why.
+        seconds: job-seconds on GPUs.
     """
 
     true_progress: bool = False
     true_promise: bool = False
     told: bool = False
-    inferred: list[tuple[float, float, float, float, float]] = field(default_factory=list)
+    inferred: list[tuple[float, float, float, float]] = field(default_factory=list)
+    late: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    _last: dict[int, tuple[float | None, float]] = field(default_factory=dict)
 
     def _begin(self, cluster: JobCluster) -> None:
         ReadOnTable._begin(self, cluster)  # noqa: SLF001 - its base
@@ -63,14 +69,42 @@ class Studied(ReadOnTable):
         for each, true in zip(found, cluster.progress(gpu), strict=True):
             promise = cluster.jobs[int(each.uid)].least_progress
             if len(found) > 1 and each.progress is not None and each.active:
-                self.inferred.append((sight.window_seconds, each.progress, true, each.promise, promise))
+                self.inferred.append((each.progress, true, each.promise, promise))
             now = each
             if self.true_progress and true > 0:
                 now = replace(now, progress=true, error=SURE, active=True)
             if self.true_promise:
                 now = replace(now, promise=promise)
             shown.append(now)
+            self._last[int(each.uid)] = now.progress, now.promise
         return tuple(shown)
+
+    def add(self, cluster: JobCluster, rates: Mapping[int, float], until: float) -> None:
+        """Count a stretch of constant rates from now on."""
+        elapsed = until - cluster.now_seconds
+        for tenants in cluster.gpus:
+            for tenant in tenants:
+                self.seconds += elapsed
+                job, true = cluster.jobs[tenant.job], rates.get(tenant.job, 0.0)
+                if true < job.least_progress * (1 - 1e-6):
+                    self.late[self._why_late(cluster, tenant, true)] += elapsed
+
+    def _why_late(self, cluster: JobCluster, tenant: JobTenant, true: float) -> str:
+        job = cluster.jobs[tenant.job]
+        inferred, promise = self._last.get(tenant.job, (None, 0.0))
+        if tenant.ready_seconds > cluster.now_seconds:
+            return "it restarts"
+        if tenant.is_stopped:
+            return "it is stopped for a reading"
+        if cluster.truth.alone(job.workload, tenant.thread_percentage) < job.least_progress:
+            return f"its cap is too small even alone{' (auto)' if job.is_auto else ''}"
+        if inferred is None:
+            return "nothing is inferred of it"
+        if true >= promise:
+            return "the agent promises less than the table"
+        if inferred >= promise:
+            return "inferred to keep its promise"
+        return "seen, and being mended or not mendable"
 
 
 Make = Callable[[TableWorld, int], Studied]
@@ -102,7 +136,7 @@ def figures_of(world: TableWorld, policy: Studied, jobs: Sequence[Job], gpus: in
     def keeps(tenants: Sequence[tuple[int, int]]) -> bool:
         return world.search.keeps([Asker.of(jobs[job]) for job, _ in tenants], [cap for _, cap in tenants])
 
-    return table_figures(simulate(jobs, gpus, policy, world.truth), jobs, keeps)
+    return table_figures(simulate(jobs, gpus, policy, world.truth, on_span=policy.add), jobs, keeps)
 
 
 def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
@@ -114,13 +148,15 @@ def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: S
         for name in variants:
             policy = VARIANTS[name](world, seed)
             told = figures_of(world, policy, jobs, gpus)
-            _, inferred, true, promise, right = np.array(policy.inferred or [(0.0,) * 5]).T
+            inferred, true, promise, right = np.array(policy.inferred or [(0.0,) * 4]).T
             yield (
                 f"{seed} {name:34s} {told.throughput:.3f} {told.late_ratio:6.2%} {told.latency_p99 or 0:.2f} "
                 f"{told.retractions:3d} {told.needless:3d} {told.mean_completion_seconds:6.0f}   progress "
                 f"{np.abs(inferred - true).mean():.3f} {(inferred - true).mean():+.3f}   promise "
                 f"{np.abs(promise - right).mean():.3f} {(promise - right).mean():+.3f}"
             )
+            for why, seconds in policy.late.most_common():
+                yield f"{'':36s} {seconds / policy.seconds:6.2%} {why}"
 
 
 def main(argv: Sequence[str]) -> None:
