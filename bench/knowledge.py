@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.retractions import GPU_MEMORY_MIB
-from bench.table_plant import read_table
 from gpushare.core.api import CapPoint, WorkloadSignature
 from gpushare.core.control import WatchedTenant
 from gpushare.data import default_model
+from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, JobCluster, JobTenant, simulate
 from gpushare.sim.table_agents import CounterNoise
 from gpushare.sim.table_catalog import TableWorld
@@ -141,7 +141,7 @@ def figures_of(world: TableWorld, policy: Studied, jobs: Sequence[Job], gpus: in
 
 def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
     """Run every variant on the same jobs of each seed."""
-    truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
     for seed in seeds:
         jobs = draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed)
