@@ -107,17 +107,17 @@ class Studied(ReadOnTable):
         return "seen, and being mended or not mendable"
 
 
-Make = Callable[[TableWorld, int], Studied]
+MakeStudied = Callable[[TableWorld, int], Studied]
 
 
-def _ours(**fields: object) -> Make:
+def _ours(**fields: object) -> MakeStudied:
     def make(world: TableWorld, seed: int) -> Studied:
         return Studied(world.model, world.truth.gpu_model, {}, seed, release=world.release, **fields)  # type: ignore[arg-type]
 
     return make
 
 
-VARIANTS: Mapping[str, Make] = {
+VARIANTS: Mapping[str, MakeStudied] = {
     "ours": _ours(),
     "true progress": _ours(true_progress=True),
     "true promises": _ours(true_promise=True),

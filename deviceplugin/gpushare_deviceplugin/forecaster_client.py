@@ -14,7 +14,8 @@ from typing import Any, Final
 import orjson
 
 from gpushare.core.backoff import Backoff
-from gpushare.core.progress import ModelAnswer, Prior, Priors, Question
+from gpushare.core.control import ModelAnswer, Priors, Question
+from gpushare.core.progress import Prior
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)

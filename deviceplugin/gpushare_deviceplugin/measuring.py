@@ -5,20 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpushare.core.control import DriftWatch
-from gpushare.core.gpu import Counters, GpuSample, mean_counters
-from gpushare.core.progress import (
+from gpushare.core.control import (
     ASLEEP_RATIO,
-    BAD_FIT,
-    PhasedAttribution,
-    PhaseSearch,
-    Prior,
+    DriftWatch,
     Question,
     SharingTenant,
     SoloSignature,
     inferred,
     is_asleep,
 )
+from gpushare.core.gpu import Counters, GpuSample, mean_counters
+from gpushare.core.progress import BAD_FIT, PhasedAttribution, PhaseSearch, Prior
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod

@@ -14,7 +14,7 @@ from gpushare.core.api import (
     WorkloadSignature,
     from_json,
 )
-from gpushare.core.progress import SoloSignature
+from gpushare.core.control import SoloSignature
 from gpushare_deviceplugin.pods import ManagedPod
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B
 
+from gpushare.core.control import Priors, Question
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import expectation
-from gpushare.core.progress import Prior, Priors, Question, TenantLoad
+from gpushare.core.progress import Prior, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecaster_client import (

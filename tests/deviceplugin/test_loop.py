@@ -15,9 +15,9 @@ from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import CapPoint, JobClass, WorkloadPhase, WorkloadSignature
-from gpushare.core.control import WatchReason, WatchSettings, turns_of
+from gpushare.core.control import Question, SoloSignature, WatchReason, WatchSettings, turns_of
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import Prior, Question, SoloSignature
+from gpushare.core.progress import Prior
 from gpushare.mps.asks import ThrottleAsks
 from gpushare.mps.layout import GpuDirectory, throttle_reader, write_throttle
 from gpushare.mps.status import (

@@ -9,8 +9,9 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, make_pod, tenant
 
 from gpushare.core.api import WorkloadSignature, names
+from gpushare.core.control import Question, SoloSignature
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample
-from gpushare.core.progress import Prior, Question, SoloSignature, at_full_threads, attribute
+from gpushare.core.progress import Prior, at_full_threads, attribute
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import (
     ClientStatus,

@@ -7,10 +7,9 @@ import pytest
 from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import WorkloadSignature
-from gpushare.core.control import grown_curve
+from gpushare.core.control import SoloSignature, grown_curve
 from gpushare.core.control.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import SoloSignature
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.sampler import WINDOWS

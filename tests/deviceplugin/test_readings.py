@@ -8,6 +8,7 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.api import JobClass, WorkloadSignature
+from gpushare.core.control import SoloSignature
 from gpushare.core.control.node_signatures import DOUBT_READINGS, LIGHT_READINGS
 from gpushare.core.control.reading_rules import (
     FIRST_SECONDS,
@@ -18,7 +19,7 @@ from gpushare.core.control.reading_rules import (
     QUIET_SECONDS,
 )
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import SoloSignature, at_full_threads, progress_alone, shape_misfit
+from gpushare.core.progress import at_full_threads, progress_alone, shape_misfit
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.mps.status import (
     ClientStatus,

@@ -17,20 +17,11 @@ from typing import Any
 
 from counts import rate_of
 
+from gpushare.core.control import ModelAnswer, Question, throttled_bound
 from gpushare.core.control.node_signatures import IDLE_RATIO
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.interference import expectation
-from gpushare.core.progress import (
-    ModelAnswer,
-    Predict,
-    Prior,
-    Question,
-    TenantLoad,
-    attribute,
-    evidence,
-    no_prediction,
-    throttled_bound,
-)
+from gpushare.core.progress import Predict, Prior, TenantLoad, attribute, evidence, no_prediction
 from gpushare.data import default_model
 from gpushare_deviceplugin.measuring import merge
 

@@ -1,7 +1,7 @@
 """What agents and the operator know of the table's programs: only what was read where somebody ran.
 
 The live code concludes everything that is concluded from counters: signatures and grown cap curves
-(`core.control.NodeSignatures`, `taken`), inference (`core.progress.inferred`), drift (`DriftWatch`), the model's
+(`core.control.NodeSignatures`, `taken`), inference (`core.control.inferred`), drift (`DriftWatch`), the model's
 part of inference (`ModelAnswer`), and whose turn it is to be read (`next_reading`). This module only draws the
 counters' noise and keeps the time of what the agent does asynchronously.
 """
@@ -15,30 +15,24 @@ import numpy as np
 
 from gpushare.core.api import GpuShare, GpuShareSpec, GpuShareStatus, LearnedEffect, WorkloadSignature
 from gpushare.core.control import (
+    ASLEEP_RATIO,
     DriftWatch,
+    ModelAnswer,
     NodeSignatures,
     PastReadings,
+    Question,
     ReadingTenant,
+    SharingTenant,
+    SoloSignature,
+    inferred,
+    is_asleep,
     next_reading,
     next_turn,
     taken,
 )
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.placement import KnownWorkload, known_of
-from gpushare.core.progress import (
-    ASLEEP_RATIO,
-    BAD_FIT,
-    ModelAnswer,
-    PhaseSearch,
-    Predict,
-    Prior,
-    Question,
-    SharingTenant,
-    SoloSignature,
-    inferred,
-    is_asleep,
-    promise_of,
-)
+from gpushare.core.progress import BAD_FIT, PhaseSearch, Predict, Prior, promise_of
 
 # A signature's counters miss those of the table by this much, relative and absolute, for as long as the program
 # runs (core.progress.counter_errors: work, floor), and those of one window by this much more: windows of a second
@@ -341,7 +335,7 @@ class GpuAgent:
             1.0 if one is None else one.alone_ratio(each.threads) or 1.0
             for each, one in zip(working, usual, strict=True)
         ]
-        if len(working) == 1 and working[0].threads == 100:
+        if len(working) == 1 and working[0].threads == 100 and working[0].duty >= 1.0:
             return [InferredTenant(1.0, 0.0, 1.0)]
         known = [one for one in usual if one is not None]
         priors: Sequence[Prior | None] = [None] * len(working)

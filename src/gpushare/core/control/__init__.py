@@ -67,10 +67,20 @@ if TYPE_CHECKING:
         status_of,
         transitions,
     )
+    from gpushare.core.control.model_answers import ModelAnswer, Priors, Question
     from gpushare.core.control.node_signatures import KeptProfile, NodeSignatures, ReadPod
     from gpushare.core.control.reading_rules import PastReadings, ReadingTenant, next_reading, next_turn
+    from gpushare.core.control.sharing import (
+        ASLEEP_RATIO,
+        SharingTenant,
+        SoloSignature,
+        inferred,
+        is_asleep,
+        throttled_bound,
+    )
 
 __all__ = [
+    "ASLEEP_RATIO",
     "FREE",
     "IDLE_SM_RATIO",
     "SILENT_SECONDS",
@@ -86,12 +96,15 @@ __all__ = [
     "HygieneWatch",
     "KeptProfile",
     "LooseningRule",
+    "ModelAnswer",
     "NamespaceGain",
     "NodeSignatures",
     "OperatorSettings",
     "PastReadings",
+    "Priors",
     "ProfilingView",
     "QuantileSample",
+    "Question",
     "ReadPod",
     "ReadingTenant",
     "ReplacementAsk",
@@ -105,11 +118,13 @@ __all__ = [
     "RetractionSettings",
     "RetractionSituation",
     "SeenTenant",
+    "SharingTenant",
     "SloReading",
     "SloReason",
     "SloRecord",
     "SloSign",
     "SloTrouble",
+    "SoloSignature",
     "Standing",
     "StepRule",
     "TenantStep",
@@ -127,6 +142,8 @@ __all__ = [
     "fares_of",
     "gain_of",
     "grown_curve",
+    "inferred",
+    "is_asleep",
     "is_decided_by_counters",
     "is_kept",
     "learnt",
@@ -139,6 +156,7 @@ __all__ = [
     "remembered",
     "status_of",
     "taken",
+    "throttled_bound",
     "transitions",
     "turns_of",
     "usual_work",
@@ -149,8 +167,10 @@ __all__ = [
 
 _LATE = {
     "learning": ("SeenTenant", "is_decided_by_counters", "learnt"),
+    "model_answers": ("ModelAnswer", "Priors", "Question"),
     "node_signatures": ("KeptProfile", "NodeSignatures", "ReadPod"),
     "reading_rules": ("PastReadings", "ReadingTenant", "next_reading", "next_turn"),
+    "sharing": ("ASLEEP_RATIO", "SharingTenant", "SoloSignature", "inferred", "is_asleep", "throttled_bound"),
 }
 """Modules that are imported at first use, with the names that they hold; `lifecycle` holds the others."""
 

@@ -1,7 +1,4 @@
-"""Each workload's GPU use alone: from its GpuShare's profile, else as measured alone or in place on a node.
-
-The agent of a node keeps one, and the simulator of jobs one for each of its GPUs.
-"""
+"""Each workload's GPU use alone: from its GpuShare's profile, else as measured alone or in place on a node."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,9 +7,10 @@ from typing import Final, Protocol, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
 from gpushare.core.backoff import Backoff
+from gpushare.core.control.sharing import SoloSignature
 from gpushare.core.control.signatures import grown_curve, merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
-from gpushare.core.progress import BAD_FIT, FAR_FIT, SoloSignature, at_full_threads, shape_misfit
+from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
 
 __all__ = [
     "DOUBT_READINGS",

@@ -20,7 +20,6 @@ from gpushare.core.progress.attribution import (
     no_prediction,
 )
 from gpushare.core.progress.clock import at_clock
-from gpushare.core.progress.model_answers import ModelAnswer, Priors, Question
 from gpushare.core.progress.phases import (
     BAD_FIT,
     FAR_FIT,
@@ -31,32 +30,18 @@ from gpushare.core.progress.phases import (
     shape_misfit,
 )
 from gpushare.core.progress.promise import NO_LOSS, least_alone, promise_of
-from gpushare.core.progress.sharing import (
-    ASLEEP_RATIO,
-    SharingTenant,
-    SoloSignature,
-    inferred,
-    is_asleep,
-    throttled_bound,
-)
 from gpushare.core.progress.shown import progress_shown
 
 __all__ = [
-    "ASLEEP_RATIO",
     "BAD_FIT",
     "FAR_FIT",
     "MAX_CAPPED_PROGRESS",
     "NO_LOSS",
     "Attribution",
-    "ModelAnswer",
     "PhaseSearch",
     "PhasedAttribution",
     "Predict",
     "Prior",
-    "Priors",
-    "Question",
-    "SharingTenant",
-    "SoloSignature",
     "TenantEvidence",
     "TenantLoad",
     "at_clock",
@@ -66,8 +51,6 @@ __all__ = [
     "busy_ratio",
     "evidence",
     "filled_curve",
-    "inferred",
-    "is_asleep",
     "least_alone",
     "misfit",
     "no_prediction",
@@ -77,5 +60,4 @@ __all__ = [
     "progress_under",
     "promise_of",
     "shape_misfit",
-    "throttled_bound",
 ]

@@ -5,9 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress.alone import progress_alone
-from gpushare.core.progress.attribution import Attribution, Prior, TenantEvidence, TenantLoad, evidence
-from gpushare.core.progress.phases import PhasedAttribution, PhaseSearch, attribute_phases
+from gpushare.core.progress import (
+    Attribution,
+    PhasedAttribution,
+    PhaseSearch,
+    Prior,
+    TenantEvidence,
+    TenantLoad,
+    attribute_phases,
+    evidence,
+    progress_alone,
+)
 
 # A tenant with less progress is asleep (it waits for requests or data, or has finished), unless the model expects
 # so little. The slowest of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).

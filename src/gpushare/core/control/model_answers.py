@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.progress.attribution import Prior, TenantLoad
+from gpushare.core.progress import Prior, TenantLoad
 
 # A signature that moves by less counts as the same: the windows behind it differ by as much.
 SAME_RATIO: Final = 0.03
