@@ -8,7 +8,12 @@ from dashboards.panels import PanelColumn, answer, board, graph, query, rows, st
 
 PODS = '{namespace=~"$namespace"}'
 IN_USE = "count(count by (gpu_uuid) (gpushare_pod_share_ratio))"
-PROGRESS = "sum(gpushare_pod_progress_ratio)"
+# A pod of several whole GPUs has no progress (ADR 0030), nor has one without a profile beside others. The work of
+# its GPUs is unknown, so only GPUs on which every pod's progress is known count, as in `gpushare gain`.
+UNKNOWN = "(gpushare_pod_share_ratio unless on (gpu_uuid, pod_uid) gpushare_pod_progress_ratio)"
+KNOWN = f"gpushare_pod_progress_ratio unless on (gpu_uuid) {UNKNOWN}"
+PROGRESS = f"sum({KNOWN})"
+KNOWN_GPUS = f"count(count by (gpu_uuid) ({KNOWN}))"
 NONE_YET = "0 * count(gpushare_gpu_healthy)"  # 0 where agents report, nothing where none does
 
 
@@ -44,15 +49,17 @@ def in_short() -> list[Any]:
         ),
         answer(
             "What does a used GPU do?",
-            "Summed progress of the pods over the GPUs in use. 1 is what one pod alone on each GPU would do.",
+            "Summed progress over the GPUs that made it: those in use on which every pod's progress is known. "
+            "1 is what one pod alone on each GPU would do.",
             "suffix: × one pod alone",
-            f"{PROGRESS} / {IN_USE}",
+            f"{PROGRESS} / {KNOWN_GPUS}",
         ),
         answer(
             "How many GPUs does sharing spare?",
-            "GPUs that the same work would need at one pod for each GPU, less those in use.",
+            "GPUs that the same work would need at one pod for each GPU, less those that did it: "
+            "the GPUs in use on which every pod's progress is known.",
             "suffix: GPUs spared",
-            f"clamp_min({PROGRESS} - {IN_USE}, 0)",
+            f"clamp_min({PROGRESS} - {KNOWN_GPUS}, 0)",
         ),
         answer(
             "Is every promise kept?",
@@ -94,9 +101,11 @@ def gains() -> list[Any]:
     return [
         graph(
             "Work done against GPUs in use",
-            "Summed progress above the GPUs in use is what sharing gained.",
+            "Progress above the GPUs that made it is what sharing gained. It is summed over the GPUs in use on "
+            "which every pod's progress is known.",
             "none",
-            query(PROGRESS, "summed progress"),
+            query(PROGRESS, "their summed progress"),
+            query(KNOWN_GPUS, "GPUs with known progress"),
             query(f"{IN_USE} or {NONE_YET}", "GPUs in use"),
             query("count(gpushare_gpu_healthy)", "GPUs"),
         ),
@@ -118,7 +127,8 @@ def gains() -> list[Any]:
         ),
         graph(
             "Asked, given, done",
-            "GPUs that pods ask for, waiting ones included; that they hold; and the work that they do.",
+            "GPUs that pods ask for, waiting ones included; that they hold; and the work that they do, where "
+            "their progress is known.",
             "none",
             query(f"sum(gpushare_workload_requested_gpus{PODS})", "asked"),
             query(f"sum(gpushare_pod_share_ratio{PODS})", "given"),

@@ -91,10 +91,19 @@ class UsageHistory:
 
 @dataclass(frozen=True, slots=True)
 class UsageCourse:
-    """The cluster's figures at each moment; None if unknown."""
+    """The cluster's figures at each moment; None if unknown.
+
+    Attributes:
+        known: GPUs in use on which every pod's progress is known, as in `gpushare.core.control.Gain`. A pod of
+            several whole GPUs has none (ADR 0030), nor has one without a profile beside others.
+        known_progress: summed progress on these.
+        progress: summed progress of all pods whose progress is known, whoever is beside them.
+    """
 
     gpus: Figures
     in_use: Figures
+    known: Figures
+    known_progress: Figures
     given: Figures
     progress: Figures
     requested: Figures | None
@@ -103,8 +112,8 @@ class UsageCourse:
 
     @property
     def spared(self) -> Figures:
-        """Return how many more GPUs the same progress would have needed with one pod per GPU."""
-        return np.clip(self.progress - self.in_use, 0, None)
+        """Return how many more GPUs the known GPUs' progress would have needed with one pod per GPU."""
+        return np.clip(self.known_progress - self.known, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,7 @@ class ShowbackRow:
     """Requested, held and progressed GPU-hours of one namespace or one workload.
 
     Attributes:
+        progress_per_share: progress against the share given, over the time with known progress; None if unknown.
         kept_ratio: part of the time with known promise and progress in which the promise was kept; None if
             unknown.
     """
@@ -122,6 +132,7 @@ class ShowbackRow:
     asked: float | None
     given: float
     progressed: float | None
+    progress_per_share: float | None
     kept_ratio: float | None
 
 
@@ -167,18 +178,34 @@ def course(history: UsageHistory) -> UsageCourse:
     """Return the cluster's figures at each moment."""
     count = len(history.times)
     given, progress, throttled, broken = (np.zeros(count) for _ in range(4))
-    by_gpu: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(count, dtype=bool))
+    in_use, known, known_progress = (np.zeros(count) for _ in range(3))
+    by_gpu: dict[str, list[Tenancy]] = defaultdict(list)
     for one in history.tenancies:
         given += np.nan_to_num(one.share_ratio)
         progress += np.nan_to_num(one.progress_ratio)
         throttled += np.nan_to_num(one.throttle_ratio) > 0
         broken += _is_broken(one)
-        by_gpu[one.gpu_uuid] |= one.present
-    in_use = np.sum(list(by_gpu.values()), axis=0).astype(float) if by_gpu else np.zeros(count)
+        by_gpu[one.gpu_uuid].append(one)
+    for tenancies in by_gpu.values():
+        used = np.any([one.present for one in tenancies], axis=0)
+        is_known = used & ~np.any([one.present & np.isnan(one.progress_ratio) for one in tenancies], axis=0)
+        in_use += used
+        known += is_known
+        known_progress += np.sum([np.nan_to_num(one.progress_ratio) for one in tenancies], axis=0) * is_known
     requested = None
     if history.requested_gpus:
         requested = np.nan_to_num(np.array(list(history.requested_gpus.values()))).sum(axis=0)
-    return UsageCourse(history.gpus, in_use, given, progress, requested, throttled, broken)
+    return UsageCourse(
+        gpus=history.gpus,
+        in_use=in_use,
+        known=known,
+        known_progress=known_progress,
+        given=given,
+        progress=progress,
+        requested=requested,
+        throttled=throttled,
+        broken=broken,
+    )
 
 
 def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
@@ -217,6 +244,8 @@ def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[Showb
     for name in groups.keys() | asked.keys():
         members = groups[name]
         known = any(not np.isnan(one.progress_ratio).all() for one in members)
+        progressed = sum(float(np.nansum(one.progress_ratio)) for one in members) * history.hours
+        shares = sum(float(np.nansum(one.share_ratio[~np.isnan(one.progress_ratio)])) for one in members)
         rows.append(
             ShowbackRow(
                 name[0],
@@ -224,7 +253,8 @@ def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[Showb
                 len({(one.namespace, one.pod) for one in members}),
                 asked.get(name) if history.requested_gpus else None,
                 sum(float(np.nansum(one.share_ratio)) for one in members) * history.hours,
-                sum(float(np.nansum(one.progress_ratio)) for one in members) * history.hours if known else None,
+                progressed if known else None,
+                progressed / (shares * history.hours) if shares else None,
                 _kept(members),
             )
         )

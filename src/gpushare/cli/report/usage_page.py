@@ -40,7 +40,8 @@ def render_usage(history: UsageHistory, title: str = "GPUs shared, and what it g
     ]
     footer = (
         "Progress is relative to running alone on a whole GPU: 1 is undisturbed. A GPU's worth of progress is "
-        "what one pod alone on it would do. Spared GPUs: summed progress above the GPUs in use. "
+        "what one pod alone on it would do. Spared GPUs: progress above the GPUs that made it, of those on "
+        "which every pod's progress is known. "
         "Made by gpushare report."
     )
     return page(title, _subtitle(history), [part for part in parts if part], footer)
@@ -64,7 +65,7 @@ def _moment(seconds: float) -> str:
 
 def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
     gpus, in_use = float(np.nanmean(run.gpus)), float(np.mean(run.in_use))
-    used, done = float(np.sum(run.in_use)), float(np.sum(run.progress))
+    used, known, done = (float(np.sum(each)) for each in (run.in_use, run.known, run.known_progress))
     spared = float(np.sum(run.spared)) * history.hours
     kept, throttled = kept_ratio(history), float(np.sum(run.throttled))
     over = "on average" if history.step_seconds else "now"
@@ -72,12 +73,13 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
         Answer("How many GPUs were in use?", f"{in_use:.1f} of {gpus:.1f}", f"GPUs with at least one pod, {over}"),
         Answer(
             "What did a used GPU do?",
-            f"{done / used:.2f} × one pod alone" if used else "nothing ran",
-            f"{done * history.hours:.1f} {history.unit} of progress on {used * history.hours:.1f} in use",
+            f"{done / known:.2f} × one pod alone" if known else "not known" if used else "nothing ran",
+            f"{done * history.hours:.1f} {history.unit} of progress on {known * history.hours:.1f} on which every "
+            f"pod's progress is known, of {used * history.hours:.1f} in use",
         ),
         Answer(
             "What did sharing spare?",
-            f"{spared:.1f} {history.unit}",
+            f"{spared:.1f} {history.unit}" if known else "not known" if used else "nothing ran",
             "that the same progress would have needed more, at one pod for each GPU",
         ),
         Answer(
@@ -124,14 +126,16 @@ def _over_time(history: UsageHistory, run: UsageCourse) -> str:
     asked = [] if run.requested is None else [("asked for", run.requested, Ink.FOUR)]
     return section(
         "Over time",
-        "Progress above the GPUs in use is what sharing gained.",
+        "Progress above the GPUs that made it is what sharing gained. The first plot counts the progress on GPUs "
+        "on which every pod's progress is known, the second all that is known.",
         _plot(
             history,
             "GPUs and the work that they did",
             "GPUs",
             ("GPUs there are", run.gpus, Ink.FOUR),
             ("GPUs in use", run.in_use, Ink.ONE),
-            ("summed progress", run.progress, Ink.TWO),
+            ("of these, with known progress", run.known, Ink.THREE),
+            ("their summed progress", run.known_progress, Ink.TWO),
         ),
         _plot(
             history,
@@ -157,20 +161,20 @@ def _showback(history: UsageHistory) -> str:
     ]
 
     def cells(row: ShowbackRow) -> list[TableCell]:
-        ratio = row.progressed / row.given if row.progressed is not None and row.given else None
         return [
             number(row.pods, "{:.0f}"),
             number(row.asked),
             number(row.given),
             number(row.progressed),
-            number(ratio),
+            number(row.progress_per_share),
             number(row.kept_ratio, "{:.1%}"),
         ]
 
     return section(
         "Who used what",
         "Asked: what pods requested, waiting ones included. Given: the share that they held. "
-        "Progressed: the work that they did, in GPUs' worth.",
+        "Progressed: the work that they did, in GPUs' worth, as far as it is known; against what was given in "
+        "that time.",
         ""
         if history.is_simulated
         else table(

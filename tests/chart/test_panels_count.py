@@ -1,0 +1,48 @@
+"""What single panels count, as promtool reckons their queries over series that one can count by hand."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from boards import BOARDS
+from realprometheus import promtool
+
+
+def _queries(board: str, panel: str, **chosen: str) -> list[str]:
+    [found] = [each for each in BOARDS[board]["panels"] if each["title"] == panel]
+    return [re.sub(r"\$([a-z]+)", lambda m: chosen.get(m[1], ".+"), each["expr"]) for each in found["targets"]]
+
+
+def _reckoned(folder: Path, series: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    """Let promtool compare each query's only value with the expected one."""
+    case = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for query, value in expected.items()
+        ],
+    }
+    suite = folder / "tests.yaml"
+    suite.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
+    done: subprocess.CompletedProcess[str] = promtool("test", "rules", str(suite))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _pod(family: str, gpu: str, pod: str) -> str:
+    return f'gpushare_pod_{family}{{node="n",gpu_uuid="{gpu}",namespace="ml",pod="{pod}",pod_uid="{pod}"}}'
+
+
+def test_the_gain_counts_only_gpus_on_which_every_pods_progress_is_known(tmp_path: Path) -> None:
+    """Four pods on one GPU; a pod of two whole GPUs (ADR 0030); a pod without a profile beside one with."""
+    shared = {_pod("share_ratio", "S", f"s{at}"): 0.25 for at in range(4)}
+    made = {_pod("progress_ratio", "S", f"s{at}"): 0.75 for at in range(4)}
+    whole = {_pod("share_ratio", gpu, "train"): 1.0 for gpu in ("W0", "W1")}
+    mixed = {_pod("share_ratio", "M", pod): 0.5 for pod in ("known", "new")}
+    series = shared | made | whole | mixed | {_pod("progress_ratio", "M", "known"): 0.5}
+    [does] = _queries("gpushare", "What does a used GPU do?")
+    [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
+    progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
+    _reckoned(tmp_path, series, {does: 3, spared: 2, progress: 3, known: 1, in_use: 4})
