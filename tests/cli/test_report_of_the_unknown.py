@@ -1,12 +1,13 @@
 """What nobody measured is neither 0 nor counted against what was: progress, promises, and time without figures."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gpushare.cli.report.command import as_record
-from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, showback
+from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, kept_ratio, showback
 from gpushare.cli.report.usage_page import render_usage
 
 UNKNOWN = np.full(4, np.nan)
@@ -59,3 +60,14 @@ def test_progress_against_the_share_is_over_the_time_in_which_it_is_known() -> N
     assert (row.given, row.progressed, row.progress_per_share) == pytest.approx((2.0, 0.8, 0.8))
     [row] = showback(_history(_tenancy("a", "G", np.nan)))
     assert (row.progressed, row.progress_per_share) == (None, None)
+
+
+def test_promises_are_kept_for_a_part_of_the_time_in_which_progress_is_known() -> None:
+    """The loop leaves a promise broken for up to 30 s without progress: neither kept nor broken in that time."""
+    progress = np.array([0.9, 0.3, np.nan, np.nan])
+    one = replace(
+        _tenancy("a", "G", progress), promise_ratio=np.full(4, 0.5), broken_ratio=np.array([0.0, 1, 1, 1])
+    )
+    assert kept_ratio(_history(one)) == pytest.approx(0.5)
+    never = replace(one, progress_ratio=UNKNOWN)
+    assert kept_ratio(_history(never)) is None

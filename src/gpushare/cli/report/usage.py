@@ -218,8 +218,9 @@ def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
 def _kept(tenancies: list[Tenancy]) -> float | None:
     told = broken = 0
     for one in tenancies:
-        told += int((~np.isnan(one.progress_ratio) & ~np.isnan(one.promise_ratio)).sum())
-        broken += int(_is_broken(one).sum())
+        is_told = ~np.isnan(one.progress_ratio) & ~np.isnan(one.promise_ratio)
+        told += int(is_told.sum())
+        broken += int((_is_broken(one) & is_told).sum())  # a promise stays broken for a while without progress
     return 1 - broken / told if told else None
 
 
