@@ -1,6 +1,7 @@
 """`gpushare report` from a real Prometheus and from a snapshot: figures one can reckon by hand, and trouble."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ def test_gpus_used_and_progress_gained(reported: Any) -> None:
     assert reported["step_seconds"] == 60
     assert reported["gpus_in_use"] == pytest.approx(2.0, rel=0.02)
     assert reported["progressed"] == pytest.approx((78 + 81) / 60, rel=0.02)
+
+
+def test_time_without_figures_is_not_time_without_work(
+    prometheus: Prometheus, gpushare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prometheus has the last two of these four hours; GPU-a was in use in all of them."""
+    where = ("--prometheus", prometheus.url, "--since", "4h", "--until", UNTIL, "--points", 120)
+    assert gpushare("report", *where, "-o", tmp_path / "page.html", "--json") == 0
+    [note] = json.loads(capsys.readouterr().out)["notes"]
+    assert re.fullmatch(r"Prometheus has no figures for (1\.9|2\.0) h of these 4\.0 h: .*", note)
+    page = (tmp_path / "page.html").read_text()
+    assert note in page
+    assert "1.0 of 2.0" in page
 
 
 def test_gpus_spared_are_the_progress_above_the_gpus_in_use(reported: Any, tmp_path: Path) -> None:

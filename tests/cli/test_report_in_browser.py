@@ -241,11 +241,11 @@ def test_lines_are_drawn_in_colours_of_their_own_and_named(browser: Browser, pag
         figure = look.page.locator("figure").first
         drawn = figure.locator("svg path:not(.grid)")
         boxes = drawn.evaluate_all("paths => paths.map(p => p.getBoundingClientRect().width)")
-        assert len(boxes) == 3
+        assert len(boxes) == 4
         assert min(boxes) > 500  # they reach over the plot
         strokes = drawn.evaluate_all("paths => paths.map(p => getComputedStyle(p).stroke)")
         marks = figure.locator(".legend i").evaluate_all("is => is.map(i => getComputedStyle(i).borderTopColor)")
-        assert len(set(strokes)) == 3
+        assert len(set(strokes)) == 4
         assert set(strokes) == set(marks)
         assert figure.locator("svg").get_attribute("aria-label")
 

@@ -71,3 +71,9 @@ def test_promises_are_kept_for_a_part_of_the_time_in_which_progress_is_known() -
     assert kept_ratio(_history(one)) == pytest.approx(0.5)
     never = replace(one, progress_ratio=UNKNOWN)
     assert kept_ratio(_history(never)) is None
+
+
+def test_moments_without_figures_are_not_moments_without_pods() -> None:
+    gap = np.array([np.nan, np.nan, 1.0, 1.0])
+    one = replace(_tenancy("a", "G", gap), share_ratio=gap)
+    assert "1.0 of 8.0" in _answer(_history(one, gpus=gap * 8), "How many GPUs were in use?")

@@ -216,6 +216,12 @@ def _history(span: PrometheusSpan, times: Figures, told: _PrometheusAnswers) -> 
         if "share_ratio" in known
     )
     notes = []
+    if missing := int(np.isnan(told.gpus[0].figures).sum()):
+        length, lacking = (count * span.step_seconds / 3600 for count in (len(times), missing))
+        notes.append(
+            f"Prometheus has no figures for {lacking:.1f} h of these {length:.1f} h: averages are over the rest, "
+            "and sums lack that time."
+        )
     if not workloads and tenancies:
         notes.append("The operator's metrics are missing here, so pods stand for their workloads.")
     if not told.tenants["progress_ratio"] and tenancies:

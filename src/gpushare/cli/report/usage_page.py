@@ -64,7 +64,8 @@ def _moment(seconds: float) -> str:
 
 
 def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
-    gpus, in_use = float(np.nanmean(run.gpus)), float(np.mean(run.in_use))
+    has_figures = ~np.isnan(run.gpus)
+    gpus, in_use = float(np.mean(run.gpus[has_figures])), float(np.mean(run.in_use[has_figures]))
     used, known, done = (float(np.sum(each)) for each in (run.in_use, run.known, run.known_progress))
     spared = float(np.sum(run.spared)) * history.hours
     kept, throttled = kept_ratio(history), float(np.sum(run.throttled))
@@ -115,8 +116,10 @@ def _axes(history: UsageHistory, figures: Sequence[Figures]) -> tuple[PlotAxis, 
 
 
 def _plot(history: UsageHistory, title: str, y_label: str, *lines: tuple[str, Figures, Ink]) -> str:
-    x, y = _axes(history, [figures for _, figures, _ in lines])
-    drawn = [PlotLine(name, history.times, figures, ink, is_step=True) for name, figures, ink in lines]
+    has_figures = ~np.isnan(history.gpus)
+    shown = [(name, np.where(has_figures, figures, np.nan), ink) for name, figures, ink in lines]
+    x, y = _axes(history, [figures for _, figures, _ in shown])
+    drawn = [PlotLine(name, history.times, figures, ink, is_step=True) for name, figures, ink in shown]
     return line_plot(title, drawn, x, y, x_label="time" if history.is_simulated else "time, UTC", y_label=y_label)
 
 
