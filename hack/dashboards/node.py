@@ -7,7 +7,8 @@ from grafana_foundation_sdk.builders import dashboard
 from dashboards.panels import GPU_NAME, POD_NAME, PanelColumn, answer, board, graph, query, rows, stacked, variable
 
 GPUS = '{node=~"$node", gpu_uuid=~"$gpu"}'
-GATES = '{gpu_uuid=~"$gpu"}'
+# The gate's own families have no node: their GPUs are those that the chosen nodes' agents report.
+CHOSEN = f"and on (gpu_uuid) gpushare_gpu_healthy{GPUS}"
 NONE_YET = f"0 * count(gpushare_gpu_healthy{GPUS})"
 
 
@@ -199,10 +200,10 @@ def mps() -> list[Any]:
             "Throttling by the host",
             "Pods held to a share of time, and how often a second a pod is stopped.",
             "none",
-            query(f"sum(gpushare_gate_throttled_pods{GATES})", "pods"),
-            query(f"sum(rate(gpushare_gate_throttle_freezes_total{GATES}[5m]))", "stops a second"),
+            query(f"sum(gpushare_gate_throttled_pods {CHOSEN})", "pods"),
+            query(f"sum(rate(gpushare_gate_throttle_freezes_total[5m]) {CHOSEN})", "stops a second"),
             query(
-                f"sum by (reason) (increase(gpushare_gate_throttle_refused_total{GATES}[5m])) > 0",
+                f"sum by (reason) (increase(gpushare_gate_throttle_refused_total[5m]) {CHOSEN}) > 0",
                 "refused: {{reason}}",
             ),
         ),
@@ -210,7 +211,7 @@ def mps() -> list[Any]:
             "Sockets at the gate",
             "Open ones, and those that are left unread because their pod connects too fast.",
             "none",
-            query(f"sum(gpushare_gate_connections{GATES})", "open"),
-            query(f"sum(gpushare_gate_unread_connections{GATES})", "unread"),
+            query(f"sum(gpushare_gate_connections {CHOSEN})", "open"),
+            query(f"sum(gpushare_gate_unread_connections {CHOSEN})", "unread"),
         ),
     ]

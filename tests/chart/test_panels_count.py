@@ -46,3 +46,18 @@ def test_the_gain_counts_only_gpus_on_which_every_pods_progress_is_known(tmp_pat
     [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
     progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
     _reckoned(tmp_path, series, {does: 3, spared: 2, progress: 3, known: 1, in_use: 4})
+
+
+def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> None:
+    """The gate's families have no node, and "All" of the GPUs is `.+`."""
+    series: dict[str, float] = {}
+    for node, gpu, count in (("n", "A", 1), ("n", "B", 2), ("m", "C", 4)):
+        series[f'gpushare_gpu_healthy{{node="{node}",gpu_uuid="{gpu}"}}'] = 1
+        for family in ("throttled_pods", "connections", "unread_connections"):
+            series[f'gpushare_gate_{family}{{gpu_uuid="{gpu}"}}'] = count
+    pods, _, _ = _queries("gpushare-node", "Throttling by the host", node="n")
+    sockets = _queries("gpushare-node", "Sockets at the gate", node="n")
+    _reckoned(tmp_path, series, dict.fromkeys((pods, *sockets), 3))
+    one = _queries("gpushare-node", "Sockets at the gate", node="n", gpu="A")
+    every = _queries("gpushare-node", "Sockets at the gate")
+    _reckoned(tmp_path, series, dict.fromkeys(one, 1) | dict.fromkeys(every, 7))

@@ -78,7 +78,10 @@ FIGURES: dict[tuple[str, str], _Figures] = {
         {f'{{{GPU},namespace="shop",pod="web-0",pod_uid="p"}}': 0.75},
     ),
 }
-OBSERVED = {f'gpushare_pod_progress_ratio{{{GPU},namespace="shop",pod="web-0",pod_uid="p"}}': "0.375+0"}
+OBSERVED = {
+    f'gpushare_pod_progress_ratio{{{GPU},namespace="shop",pod="web-0",pod_uid="p"}}': "0.375+0",
+    f"gpushare_gpu_healthy{{{GPU}}}": "1+0",
+}
 
 
 def _healthy(folder: Path) -> dict[str, str]:
