@@ -51,7 +51,7 @@ def values(text: str) -> Iterator[Value]:
             continue
         match = _KEY.match(line)
         if not match or (opaque is not None and indent > opaque):
-            comment = comment if match else []
+            comment = []
             continue
         opaque = None
         while stack and stack[-1][0] >= indent:
