@@ -14,6 +14,7 @@ from tests.e2e.test_upgrade import upgrade
 from troubles import says
 
 from gpushare.core.api import names
+from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -144,8 +145,11 @@ def test_a_tenant_takes_no_share_without_the_annotation(hostile: HostileTenant, 
 
 
 def test_all_memory_for_one_percent_costs_a_whole_gpu_of_quota(hostile: HostileTenant) -> None:
-    all_of_it = f"{max(gpu['memoryMiB'] for gpu in hostile.space.cluster.gpus())}Mi"
-    answer = tries(hostile, asking(hostile, "0.01", memory=all_of_it))
+    largest = max(gpu["memoryMiB"] for gpu in hostile.space.cluster.gpus())
+    too_much = tries(hostile, asking(hostile, "0.01", memory=f"{largest}Mi"))
+    refusal = "is more memory than tenants get of any GPU"
+    assert (too_much.code // 100, refusal in too_much.message) == (4, True), too_much.message
+    answer = tries(hostile, asking(hostile, "0.01", memory=f"{largest - DEFAULT_GPU_MEMORY_RESERVE_MIB}Mi"))
     answer.refused(f"requested: requests.{names.SHARE_RESOURCE}=100")
     assert "exceeded quota" in answer.message
     assert charged(tries(hostile, asking(hostile, "0.01", memory="1Gi")).accepted()) < QUOTA
