@@ -196,6 +196,26 @@ def test_a_reading_fails_if_a_tenant_leaves_meanwhile_and_lets_all_run(world: Ta
     assert {each.workload for each in policy.profiled} == {share_name(CG), share_name(PPO)}
 
 
+def test_news_during_a_reading_wait_for_its_end(world: TableWorld) -> None:
+    """Without a step of a billionth of a second after another until then."""
+    jobs = [job("old", CG), job("new", PPO, 50.0)]
+    policy = on_one_gpu(world, [40, 40], watches=False)
+    begun: list[float] = []
+    steps = 0
+
+    def look(cluster: JobCluster, _rates: object, _until: float) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps < 1000
+        agent = policy._agents[0]
+        if agent.reading is not None:
+            begun.append(cluster.now_seconds)
+            agent.look_at = cluster.now_seconds
+
+    simulate(jobs, 1, policy, world.truth, on_span=look)
+    assert len(set(begun)) >= 2
+
+
 def test_a_profile_grows_by_the_caps_that_are_seen(world: TableWorld) -> None:
     """The first under 25%, another job under 60%, then one alone with all threads: each adds a point."""
     jobs = [

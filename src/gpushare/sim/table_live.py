@@ -225,7 +225,8 @@ class ReadOnTable(LiveOnTable):
                 begun = agent.plan(now, is_broken=is_broken)
                 if begun is not None:
                     cluster.stop(gpu, {self._uids[uid] for uid in begun.stopped})
-            cluster.wake_at(min(agent.look_at, agent.learns_at))
+            due = agent.reading.ends if agent.reading is not None else agent.look_at
+            cluster.wake_at(min(due, agent.learns_at))
         self._next_arrival = self._shares.arrive(now)
         cluster.wake_at(self._next_arrival)
 
