@@ -45,7 +45,7 @@ from gpushare_deviceplugin.sampler import BACKOFF, Sampler
 from gpushare_deviceplugin.shares import Terms, terms_of
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, build_status, conditions_of, tenants_of
 
 _log = logging.getLogger(__name__)
@@ -258,28 +258,30 @@ class Agent:
             self._slo_sources,
             asyncio.TaskGroup() as tasks,
         ):
-            self._start(tasks, "sampler", self.sampler.run)
-            self._start(tasks, "events", self._tell_events)
-            self._start(tasks, "forecasts", self.forecasts.run)
-            self._start(tasks, "runtime", self.runtime.run)
+            self._start(tasks, AgentPart.SAMPLER, self.sampler.run)
+            self._start(tasks, AgentPart.EVENTS, self._tell_events)
+            self._start(tasks, AgentPart.FORECASTS, self.forecasts.run)
+            self._start(tasks, AgentPart.RUNTIME, self.runtime.run)
             # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since
             # before that they would show a node without pods.
-            self._start(tasks, "plugin", self.registrar.run)
+            self._start(tasks, AgentPart.PLUGIN, self.registrar.run)
             await pods.synced.wait()
             self.outside.is_ready = self.exclusive.is_ready = True
-            self._start(tasks, "outside", self.outside.run)
-            self._start(tasks, "loop", self.loop.run)
-            self._start(tasks, "slo", self.slos.run)
-            self._start(tasks, "hygiene", self.hygiene.run)
+            self._start(tasks, AgentPart.OUTSIDE, self.outside.run)
+            self._start(tasks, AgentPart.LOOP, self.loop.run)
+            self._start(tasks, AgentPart.SLO, self.slos.run)
+            self._start(tasks, AgentPart.HYGIENE, self.hygiene.run)
             if self.loop.enabled:
-                self._start(tasks, "readings", self.readings.run)
-            self._start(tasks, "heap", keep_small)
-            self._start(tasks, "reconciler", self.reconciler.run)
-            self._start(tasks, "decisions", self.decisions.run)
-            self._start(tasks, "gpunode", self._write_status)
-            self._start(tasks, "prune", lambda: self._prune(pods.items))
+                self._start(tasks, AgentPart.READINGS, self.readings.run)
+            self._start(tasks, AgentPart.HEAP, keep_small)
+            self._start(tasks, AgentPart.RECONCILER, self.reconciler.run)
+            self._start(tasks, AgentPart.DECISIONS, self.decisions.run)
+            self._start(tasks, AgentPart.GPUNODE, self._write_status)
+            self._start(tasks, AgentPart.PRUNE, lambda: self._prune(pods.items))
 
-    def _start(self, tasks: asyncio.TaskGroup, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(
+        self, tasks: asyncio.TaskGroup, name: AgentPart, run: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         tasks.create_task(keep_running(name, run, self.state.counts.error), name=name)
 
     async def _write_status(self) -> None:

@@ -25,7 +25,7 @@ from gpushare_deviceplugin.container_runtime import node_runtime
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, reduce_gpushare
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/agent"
@@ -123,7 +123,7 @@ class AgentApi:
         try:
             await self._api.patch(PODS, pod.name, body, namespace=pod.namespace)
         except ApiError as error:
-            self._state.counts.error("annotations")
+            self._state.counts.error(AgentPart.ANNOTATIONS)
             _log.warning("annotations of pod %s not corrected: %s", pod.key, error, extra={"pod": pod.uid})
             return False
         return True

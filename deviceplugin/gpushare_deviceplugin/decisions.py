@@ -10,7 +10,7 @@ from gpushare.core.api import SHARES_PER_GPU, clients_of
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, decisions_reader, write_decisions
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import Terms, TermsOf
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 5.0  # after a full disk; meanwhile the file on disk stays in force
@@ -77,7 +77,7 @@ class DecisionWriter:
                 write_decisions(gpu, decisions)
             except OSError as error:
                 whole = False
-                self._state.counts.error("decisions")
+                self._state.counts.error(AgentPart.DECISIONS)
                 if not self._failing:
                     _log.error("decisions of GPU %s not written, the old ones stay in force: %s", uuid, error)
                 self._failing = True

@@ -10,7 +10,7 @@ from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus, RefuseReason
 from gpushare_deviceplugin.loop import Loop, LoopCounts
 from gpushare_deviceplugin.readings import ReadingCounts
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, KeepingOf, build_status
 
 _ENFORCED = {Ceilings.ENFORCED: True, Ceilings.NOT_ENFORCED: False}
@@ -50,7 +50,7 @@ def node_figures(
         tenants=tuple(
             tenant for gpu in status.gpus for tenant in _tenants(gpu, measures.get(gpu.uuid, GpuMeasure()), loop)
         ),
-        errors=dict(state.counts.errors),
+        errors=dict.fromkeys(map(str, AgentPart), 0) | {str(part): n for part, n in state.counts.errors.items()},
         allocation_mismatches=state.counts.mismatches,
         refused_allocations=state.counts.refused_allocations,
         refused_starts=state.counts.refused_starts,

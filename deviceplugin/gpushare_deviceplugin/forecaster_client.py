@@ -16,7 +16,7 @@ import orjson
 from gpushare.core.backoff import Backoff
 from gpushare.core.control import ModelAnswer, Priors, Question
 from gpushare.core.progress import Prior
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Forecasts:
         except ForecastError as error:
             self._open = questions | self._open
             self._opened.set()
-            self._state.counts.error("forecast")
+            self._state.counts.error(AgentPart.FORECAST)
             if not self._failures:
                 _log.warning("the interference model does not answer, progress is inferred without it: %s", error)
             self._failures += 1

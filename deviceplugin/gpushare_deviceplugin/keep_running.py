@@ -3,18 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from gpushare.runtime.tasks import is_asked_to_end
 
 _log = logging.getLogger(__name__)
+_Name = TypeVar("_Name", bound=str)
 RESTART_SECONDS: Final = 5.0
 
 
 async def keep_running(
-    name: str,
+    name: _Name,
     run: Callable[[], Coroutine[Any, Any, None]],
-    count_error: Callable[[str], object],
+    count_error: Callable[[_Name], object],
     *,
     pause_seconds: float = RESTART_SECONDS,
 ) -> NoReturn:

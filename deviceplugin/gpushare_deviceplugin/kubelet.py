@@ -17,7 +17,7 @@ from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.rpc import CALL_ERRORS, describe, open_channel
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class AllocationReconciler:
                 uids_before = self._uids_by_key()
                 by_key = await self._source.list()
         except PodResourcesError as error:
-            self._state.counts.error("podresources")
+            self._state.counts.error(AgentPart.PODRESOURCES)
             if not self._failing:
                 _log.warning("kubelet's PodResources does not answer, allocations stay as last known: %s", error)
             self._failing = True

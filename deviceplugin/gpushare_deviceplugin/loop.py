@@ -37,7 +37,7 @@ from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
 from gpushare_deviceplugin.slo import SloReader
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, tenants_of
 
 _log = logging.getLogger(__name__)
@@ -349,7 +349,7 @@ class Loop:
         try:
             write_throttle(place, ThrottleAsks(asks, self._boot()))
         except OSError as error:
-            self._state.counts.error("throttle")
+            self._state.counts.error(AgentPart.THROTTLE)
             if not self._failing:
                 _log.error("asks to throttle pods of GPU %s not written, they run free: %s", uuid, error)
             self._failing = True

@@ -26,7 +26,7 @@ from gpushare.mps.identity import PROC, container_of, pod_uid_of, start_ticks_of
 from gpushare.mps.status import GateState, GateStatus
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 REASON: Final = "OutsideMps"
@@ -238,7 +238,7 @@ class OutsideMps:
         except OSError as error:
             if process not in self._refused:
                 self._refused = {process} | {each for each in self._refused if each.pod_uid == process.pod_uid}
-                self._state.counts.error("outside")
+                self._state.counts.error(AgentPart.OUTSIDE)
                 _log.error("process %d outside MPS cannot be ended: %s", process.pid, error)
 
     def _forget_ended(self) -> None:

@@ -14,7 +14,7 @@ from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 from gpushare_deviceplugin.plugin import DevicePlugin, options
 from gpushare_deviceplugin.rpc import CALL_ERRORS, bind_server, describe, open_channel
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Registrar:
                     self._read_notice()
                 _log.info("kubelet restarted: registering again")
             except (*CALL_ERRORS, RuntimeError) as error:
-                self._state.counts.error("registration")
+                self._state.counts.error(AgentPart.REGISTRATION)
                 failures += 1
                 delay = BACKOFF.seconds(failures)
                 _log.warning("kubelet not reached, again in %.1f s: %s", delay, describe(error))
@@ -98,7 +98,7 @@ class Registrar:
         except OSError:  # kubelet has it, or there is no front
             why_not = ""
         if why_not and not self.why_not:
-            self._state.counts.error("registration")
+            self._state.counts.error(AgentPart.REGISTRATION)
             _log.warning("kubelet does not have the device plugin any more: %s", why_not)
         elif self.why_not and not why_not:
             _log.info("kubelet has the device plugin again")

@@ -16,7 +16,7 @@ from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, tenants_of
 
 _log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class Sampler:
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
             if reading.error:
-                self._state.counts.error("sampling")
+                self._state.counts.error(AgentPart.SAMPLING)
             if reading.error or reading.sample is not None or reading.health.health is Health.UNHEALTHY:
                 self._state.set_unmeasured(gpu.uuid, reading.trouble)
             self._on_processes(gpu.uuid, reading.processes, self.gates.get(gpu.uuid))
@@ -345,7 +345,7 @@ class Sampler:
             self._settling.add(uuid)
 
     def _without_devices(self, problem: str) -> None:
-        self._state.counts.error("devices")
+        self._state.counts.error(AgentPart.DEVICES)
         if self._state.problem != problem:
             _log.error("no devices: %s; retrying", problem)
             self._state.problem = problem

@@ -12,7 +12,7 @@ from gpushare.runtime.tasks import without_end
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 READ_SECONDS: Final = 5.0
@@ -106,7 +106,7 @@ class SloReader:
             try:
                 await self._tell(notice)
             except Exception:  # noqa: BLE001 - an event that cannot be written must not end the readings
-                self._state.counts.error("slo")
+                self._state.counts.error(AgentPart.SLO)
                 _log.exception("event %s of pod %s not written", notice.reason, notice.pod_uid)
 
     async def _step(self, pod: ManagedPod, room: asyncio.Semaphore) -> None:
@@ -117,7 +117,7 @@ class SloReader:
             reading = await self._reading(pod, pod.slo, room)
             after = read_slo(before, reading, self._clock(), pod.slo)
         except Exception:  # noqa: BLE001 - one pod's page must not end the readings of the others
-            self._state.counts.error("slo")
+            self._state.counts.error(AgentPart.SLO)
             _log.exception("target of pod %s could not be read", pod.key)
             reading = SloTrouble(SloReason.BAD_ANSWER, "the agent fails at what it read")
             after = read_slo(before, reading, self._clock(), pod.slo)

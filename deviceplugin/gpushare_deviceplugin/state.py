@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
 from gpushare.core.api import SHARES_PER_GPU
@@ -19,6 +20,34 @@ PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation much sooner; by th
 CLOCK_SECONDS: Final = 1.0  # a deletion's time is in whole seconds; clocks that NTP keeps differ by far less
 
 
+class AgentPart(StrEnum):
+    """Parts of the agent whose trouble is counted; docs/metrics.md lists them."""
+
+    ANNOTATIONS = "annotations"
+    CLOCK = "clock"
+    DECISIONS = "decisions"
+    DEVICES = "devices"
+    EVENTS = "events"
+    FORECAST = "forecast"
+    FORECASTS = "forecasts"
+    GPUNODE = "gpunode"
+    HEAP = "heap"
+    HYGIENE = "hygiene"
+    LOOP = "loop"
+    OUTSIDE = "outside"
+    PLUGIN = "plugin"
+    PODRESOURCES = "podresources"
+    PRUNE = "prune"
+    READINGS = "readings"
+    RECONCILER = "reconciler"
+    REGISTRATION = "registration"
+    RUNTIME = "runtime"
+    SAMPLER = "sampler"
+    SAMPLING = "sampling"
+    SLO = "slo"
+    THROTTLE = "throttle"
+
+
 @dataclass(slots=True)
 class Counts:
     """Counts of errors since the agent started, as in docs/metrics.md."""
@@ -28,11 +57,11 @@ class Counts:
     refused_starts: int = 0
     bad_pods: int = 0
     registrations: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: dict[AgentPart, int] = field(default_factory=dict)
 
-    def error(self, kind: str) -> None:
-        """Count one error of a kind."""
-        self.errors[kind] = self.errors.get(kind, 0) + 1
+    def error(self, part: AgentPart) -> None:
+        """Count one error of a part."""
+        self.errors[part] = self.errors.get(part, 0) + 1
 
 
 def _age(pod: ManagedPod) -> tuple[str, str]:
@@ -143,7 +172,7 @@ class NodeState:
     def _check_clock(self, behind_seconds: float) -> None:
         is_behind = behind_seconds > CLOCK_SECONDS
         if is_behind:
-            self.counts.error("clock")
+            self.counts.error(AgentPart.CLOCK)
         if is_behind and not self._is_clock_behind:
             _log.warning(
                 "this node's clock is %.0f s behind the API server's, or more: ends of deleted pods are counted "

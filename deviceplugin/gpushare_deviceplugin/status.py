@@ -24,7 +24,7 @@ from gpushare.mps.status import GateStatus
 from gpushare.runtime.wakeups import JointWakeups
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -303,7 +303,7 @@ class StatusWriter:
             return True
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         if not await self._sink.write(replace(status, observed_at=now)):
-            self._state.counts.error("gpunode")
+            self._state.counts.error(AgentPart.GPUNODE)
             return False
         if self._last is not None and _is_hurried(self._last, status):
             self._hurried_at = self._clock()

@@ -64,9 +64,6 @@ FIGURES: dict[tuple[str, str], _Figures] = {
     ("Retractions", "gpushare_retractions_refused_total"): _Figures(
         {'reason="budget"': "0+1"}, {'{reason="budget"}': 120}
     ),
-    ("Trouble of the agents", "gpushare_agent_errors_total"): _Figures(
-        {'node="n",part="status"': "5+15", 'node="m",part="status"': "0+0"}, {'{part="status"}': 0.5}
-    ),
     ("What would suit one pod?", "gpushare_workload_recommended_share_ratio"): _Figures(
         {WEB: "0.25+0", 'namespace="shop",gpushare="api"': "0.4+0"}, {"{}": 40}
     ),

@@ -21,7 +21,7 @@ from gpushare.mps.observe import GateCollector
 from gpushare.mps.status import GateState, GateStatus, RefuseReason, ThrottleRefusal, ThrottleStatus
 from gpushare.runtime.http import registry_of
 from gpushare_deviceplugin.figures import node_figures
-from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_operator.admission.review import Webhook
 from gpushare_operator.admission.server import AdmissionMetrics, ReviewResult
 from gpushare_operator.metrics import EvictionRefusal, OperatorMetrics, WorkKind, WorkResult
@@ -111,5 +111,15 @@ def test_the_agents_counters_begin_at_0() -> None:
     assert begun(registry, slo, "reason") == zeros(SLO_TROUBLES)
     failures[SloReason.NO_SERIES.value] = 4
     assert begun(registry, slo, "reason") == zeros(SLO_TROUBLES) | {("NoSeries",): 4}
+    errors = "gpushare_agent_errors_total"
+    assert begun(registry, errors, "part") == zeros(AgentPart)
+    state.counts.error(AgentPart.LOOP)
+    assert begun(registry, errors, "part") == zeros(AgentPart) | {("loop",): 1}
     gate = None
     assert begun(registry, refused, "reason") == {}, "nobody knows"
+
+
+def test_the_parts_of_the_agent_are_those_of_the_documents() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith("| gpushare_agent_errors_total |")]
+    assert row.split("|")[3].strip() == f"part: {', '.join(AgentPart)}"

@@ -27,7 +27,6 @@ RIGHT_NOTHING = {
     "gpushare_retractions_refused_total": "by reason, once an eviction was refused",
     "gpushare_extender_bind_failures_total": "by reason, once a binding failed",
     "gpushare_admission_rejections_total": "by reason, once a review was refused",
-    "gpushare_agent_errors_total": "by part, once an agent met trouble",
     "gpushare_workload_recommended_share_ratio": "once a profile is known",
     "gpushare_pod_predicted_progress_ratio": "once the model predicts",
 }
