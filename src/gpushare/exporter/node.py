@@ -356,7 +356,7 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
     )
     yield _gauge(
         "agent_registered",
-        "1 while the device plugin is registered with kubelet.",
+        "1 while kubelet has the device plugin.",
         ("node",),
         [(at, float(now.is_registered))],
     )
