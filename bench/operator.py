@@ -23,7 +23,8 @@ from gpushare.core.control import OperatorSettings
 from gpushare.kube import GPUSHARES, PODS, AlreadyExists, Api, Page, Resource
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
-from gpushare_operator.relist import Relist, WatchedResource
+from gpushare_operator.relist import Relist
+from gpushare_operator.running import watched_resources
 
 Json = dict[str, Any]
 PAGE = 500
@@ -149,10 +150,7 @@ async def measure(scene: Scene) -> Result:
     intake = reconciler.intake
     tasks = [asyncio.create_task(stalls.run())]
     started, processor = time.monotonic(), time.thread_time()
-    lists = [
-        WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
-        WatchedResource(PODS, intake.pod, intake.pod_uids, intake.forget_pods),
-    ]
+    lists = watched_resources(intake)
     for watched in reversed(lists) if scene.pods_first else lists:
         await Relist(cast("Api", memory), watched, None).look()
     tasks.append(asyncio.create_task(reconciler.run()))

@@ -140,7 +140,7 @@ class Operator:
             self._learner = Learner(self._reconciler.world, self._metrics)
             self._relists = [
                 Relist(api, watched, namespace)
-                for watched in _watched(self.intake)
+                for watched in watched_resources(self.intake)
                 for namespace in self._environment.namespaces or (None,)
             ]
             self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
@@ -232,7 +232,7 @@ class Operator:
         return sum(relist.missed for relist in self._relists if relist.watched.resource.kind == kind)
 
 
-def _watched(intake: Intake) -> tuple[WatchedResource, ...]:
+def watched_resources(intake: Intake) -> tuple[WatchedResource, ...]:
     """Return the resource types that Kopf watches."""
     return (
         WatchedResource(
