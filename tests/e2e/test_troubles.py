@@ -75,12 +75,18 @@ def test_a_waiting_pod_is_told_what_is_short(space: Namespace, cluster: Cluster)
         "metadata": {"name": "isolated"},
         "spec": {"selector": {"matchLabels": {"part": "isolated"}}, "faultDomain": "isolated"},
     }
-    space.create(isolated, idle(space, "filler", "1"))
-    space.running("filler")
-    space.create(idle(space, "first", "0.1", memory=f"{half}Mi"))
-    space.running("first")
-    space.create(idle(space, "second", "0.1", memory=f"{half}Mi"))
-    waits(space, "second", "needs 90000 MiB on 1 GPU, the freest with enough share has 80000 MiB free")
+    upgrade(
+        cluster, "--set", "policy.chargeMemory=false"
+    )  # where it is charged, shares are short before memory is
+    try:
+        space.create(isolated, idle(space, "filler", "1"))
+        space.running("filler")
+        space.create(idle(space, "first", "0.1", memory=f"{half}Mi"))
+        space.running("first")
+        space.create(idle(space, "second", "0.1", memory=f"{half}Mi"))
+        waits(space, "second", "needs 90000 MiB on 1 GPU, the freest with enough share has 80000 MiB free")
+    finally:
+        upgrade(cluster, "--set", "policy.chargeMemory=true")
     alone = idle(space, "alone", "0.1")
     alone["metadata"]["labels"] = {"part": "isolated"}
     space.create(alone)
