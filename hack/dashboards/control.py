@@ -60,9 +60,10 @@ def in_short() -> list[Any]:
         ),
         answer(
             "Is anything broken seen?",
-            "Objects that could not be understood, by the operator and the extender.",
+            "Objects that the operator or an extender cannot understand now; of each kind, the most that one of "
+            "them finds.",
             "suffix: broken objects",
-            "sum(gpushare_operator_bad_objects) + sum(gpushare_extender_bad_objects_total)",
+            "sum(max by (kind) (gpushare_operator_bad_objects or gpushare_extender_present_bad_objects))",
             words={"0": ("No", "green"), "1": ("1 broken object", "red")},
             bad_from=1,
         ),

@@ -57,7 +57,9 @@ class Intake:
 
     def share(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a GpuShare's state, or its deletion."""
-        key = _share_key(obj)
+        key, uid, bad = _share_key(obj), str(obj["metadata"].get("uid", "")), self.bad_objects[GPUSHARES.kind]
+        if deleted:
+            bad.clear(uid)
         if not self._versions[GPUSHARES.kind].is_news(key, _version(obj), deleted=deleted):
             return
         try:
@@ -65,32 +67,45 @@ class Intake:
                 self._world.drop_share(key.namespace, key.name)
             else:
                 self._world.put_share(GpuShare.from_object(obj))
+                bad.clear(uid)
         except Exception as error:  # noqa: BLE001 - one bad object must not hide the others
-            self.bad_objects[GPUSHARES.kind].add(f"{key.namespace}/{key.name}", error)
+            bad.add(f"{key.namespace}/{key.name}", error, uid)
 
     def pod(self, obj: Json, *, deleted: bool = False) -> None:
         """Record a managed pod's state, or its deletion."""
-        metadata = obj["metadata"]
-        if not self._versions[PODS.kind].is_news(metadata["uid"], _version(obj), deleted=deleted):
+        metadata, bad = obj["metadata"], self.bad_objects[PODS.kind]
+        uid = metadata["uid"]
+        if deleted:
+            bad.clear(uid)
+        if not self._versions[PODS.kind].is_news(uid, _version(obj), deleted=deleted):
             return
         try:
             if deleted:
-                self._world.drop_pod(metadata["uid"])
+                self._world.drop_pod(uid)
             else:
                 self._world.put_pod(PodView.from_object(obj))
+                bad.clear(uid)
         except Exception as error:  # noqa: BLE001 - one bad object must not hide the others
-            self.bad_objects[PODS.kind].add(f"{metadata.get('namespace')}/{metadata.get('name')}", error)
+            bad.add(f"{metadata.get('namespace')}/{metadata.get('name')}", error, uid)
 
     def share_uids(self, namespace: str | None) -> set[str]:
-        """Return the uids of the known GpuShares of a namespace; of all namespaces for None."""
-        return {share.uid for key, share in self._world.shares.items() if namespace in {None, key.namespace}}
+        """Return the uids of the known GpuShares of a namespace, bad ones included; of all namespaces for None."""
+        known = {share.uid for key, share in self._world.shares.items() if namespace in {None, key.namespace}}
+        return known | self._bad_uids(GPUSHARES.kind, namespace)
 
     def pod_uids(self, namespace: str | None) -> set[str]:
-        """Return the uids of the known pods of a namespace; of all namespaces for None."""
-        return {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
+        """Return the uids of the known pods of a namespace, bad ones included; of all namespaces for None."""
+        known = {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
+        return known | self._bad_uids(PODS.kind, namespace)
+
+    def _bad_uids(self, kind: str, namespace: str | None) -> set[str]:
+        bad = self.bad_objects[kind].present
+        return {uid for uid, key in bad.items() if namespace in {None, key.partition("/")[0]}}
 
     def forget_shares(self, uids: set[str], version: int) -> int:
         """Forget these GpuShares as deleted at `version`; return how many were still known."""
+        for uid in uids:
+            self.bad_objects[GPUSHARES.kind].clear(uid)
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
             self._versions[GPUSHARES.kind].is_news(key, version, deleted=True)
@@ -99,6 +114,8 @@ class Intake:
 
     def forget_pods(self, uids: set[str], version: int) -> int:
         """Forget these pods as deleted at `version`; return how many were still known."""
+        for uid in uids:
+            self.bad_objects[PODS.kind].clear(uid)
         gone = uids & self._world.pods.keys()
         for uid in gone:
             self._versions[PODS.kind].is_news(uid, version, deleted=True)

@@ -83,7 +83,7 @@ class OperatorMetrics:
         )
         self.bad_objects = Gauge(
             "gpushare_operator_bad_objects",
-            "Objects since the start that could not be understood, by kind.",
+            "Objects that cannot be understood now, by kind.",
             ["kind"],
             registry=self.registry,
         )

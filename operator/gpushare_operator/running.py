@@ -217,9 +217,9 @@ class Operator:
         assert self._reconciler is not None
         self._metrics.registry.register(WorkloadCollector(self._reconciler.world))
         bad = self._metrics.bad_objects
-        bad.labels(GPUNODES.kind).set_function(partial(getattr, self._nodes, "bad_objects"))
+        bad.labels(GPUNODES.kind).set_function(partial(getattr, self._nodes, "present_bad_objects"))
         for kind, objects in self.intake.bad_objects.items():
-            bad.labels(kind).set_function(partial(getattr, objects, "count"))
+            bad.labels(kind).set_function(partial(len, objects.present))
             self._metrics.missed_deletions.labels(kind).set_function(partial(self._missed, kind))
 
     def _serve(self, stack: AsyncExitStack) -> None:

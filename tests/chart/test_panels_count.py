@@ -61,3 +61,19 @@ def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> Non
     one = _queries("gpushare-node", "Sockets at the gate", node="n", gpu="A")
     every = _queries("gpushare-node", "Sockets at the gate")
     _reckoned(tmp_path, series, dict.fromkeys(one, 1) | dict.fromkeys(every, 7))
+
+
+def test_broken_objects_are_counted_once_though_three_parts_see_them(tmp_path: Path) -> None:
+    """A counter of readings grows with each write of one of them; the panel leaves it alone."""
+    seen = {"operator_bad_objects": {"operator": 1}, "extender_present_bad_objects": {"a": 2, "b": 2}}
+    series: dict[str, float] = {
+        f'gpushare_{family}{{pod="{pod}",kind="Pod"}}': count
+        for family, parts in seen.items()
+        for pod, count in parts.items()
+    }
+    nodes = {'gpushare_operator_bad_objects{pod="operator",kind="GpuNode"}': 1.0}
+    written = {'gpushare_extender_bad_objects_total{pod="a",resource="pods"}': 360.0}
+    [broken] = _queries("gpushare-control", "Is anything broken seen?")
+    _reckoned(tmp_path, series | nodes | written, {broken: 3})
+    mended = dict.fromkeys(series | nodes, 0.0)
+    _reckoned(tmp_path, mended | written, {broken: 0})

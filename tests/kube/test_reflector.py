@@ -140,8 +140,28 @@ async def test_bad_data_is_logged_once_counted_and_survived(reflector, server, c
         watch.put_nowait(event("ADDED", pod("c", 105, x=3)))
         assert await take(changes, 2) == [(Change.ADDED, "n/a", 1), (Change.ADDED, "n/c", 3)]
     assert reflector.bad_objects == 4
+    assert reflector.present_bad_objects == 2
     assert caplog.text.count("cannot understand Pod n/a") == 1
     assert reflector.items["n/a"] == 1
+
+
+async def test_an_object_is_bad_until_it_is_understood_or_gone(reflector, server, changes):
+    server.objects = [pod("a", 1, y="no x"), pod("b", 2, y="no x"), pod("c", 3, y="no x"), pod("d", 4, x=4)]
+    async with next_watch(server) as watch:
+        assert await take(changes, 1) == [(Change.ADDED, "n/d", 4)]
+        assert reflector.present_bad_objects == 3
+        for version in (101, 102):
+            watch.put_nowait(event("MODIFIED", pod("a", version, y="no x")))
+        watch.put_nowait(event("MODIFIED", pod("b", 103, x=2)))
+        watch.put_nowait(event("DELETED", pod("c", 104, y="no x")))
+        watch.put_nowait(event("MODIFIED", pod("d", 105, x=5)))
+        assert await take(changes, 2) == [(Change.ADDED, "n/b", 2), (Change.MODIFIED, "n/d", 5)]
+    assert (reflector.present_bad_objects, reflector.bad_objects) == (1, 6)
+    server.objects = [pod("d", 106, x=6)]  # a and b went while no watch was open
+    reflector.relist()
+    async with next_watch(server):
+        assert set(await take(changes, 2)) == {(Change.DELETED, "n/b", 2), (Change.MODIFIED, "n/d", 6)}
+    assert reflector.present_bad_objects == 0
 
 
 async def test_garbage_on_the_stream_restarts_the_watch(reflector, server, changes):

@@ -100,6 +100,60 @@ def test_bad_objects_are_counted_and_stay_as_they_were() -> None:
     assert world.shares[KEY].generation == 1
 
 
+def broken_share(version: int, uid: str = "one") -> Json:
+    obj = share(version, uid)
+    obj["metadata"]["ownerReferences"] = ["nobody"]
+    return obj
+
+
+def broken_pod(version: int, uid: str = "p") -> Json:
+    obj = pod(version, uid)
+    obj["metadata"]["ownerReferences"] = ["nobody"]
+    return obj
+
+
+def present(intake: Intake) -> tuple[set[str], set[str]]:
+    shares, pods = (intake.bad_objects[kind].present for kind in (GPUSHARES.kind, PODS.kind))
+    return set(shares), set(pods)
+
+
+def test_an_object_is_bad_until_it_is_mended() -> None:
+    intake, _ = made()
+    for version in (1, 2, 3):
+        intake.share(broken_share(version))
+        intake.pod(broken_pod(version))
+    assert [bad.count for bad in intake.bad_objects.values()] == [3, 3]
+    assert present(intake) == ({"one"}, {"p"})
+    intake.share(share(4))
+    intake.pod(pod(4))
+    assert present(intake) == (set(), set())
+
+
+def test_a_deletion_ends_what_was_bad_of_that_object_alone() -> None:
+    """The word of the earlier object's deletion comes late, after the one that has its name."""
+    intake, _ = made()
+    intake.share(broken_share(1, "old"))
+    intake.pod(broken_pod(1, "old"))
+    intake.share(broken_share(5, "new"))
+    intake.pod(broken_pod(5, "new"))
+    intake.share(broken_share(3, "old"), deleted=True)
+    intake.pod(broken_pod(3, "old"), deleted=True)
+    assert present(intake) == ({"new"}, {"new"})
+    intake.share(broken_share(6, "new"), deleted=True)
+    intake.pod(broken_pod(6, "new"), deleted=True)
+    assert present(intake) == (set(), set())
+
+
+def test_bad_objects_that_a_list_lacks_are_forgotten() -> None:
+    intake, _ = made()
+    intake.share(broken_share(1))
+    intake.pod(broken_pod(1))
+    assert (intake.share_uids("shop"), intake.pod_uids(None)) == ({"one"}, {"p"})
+    assert (intake.share_uids("bank"), intake.pod_uids("bank")) == (set(), set())
+    assert (intake.forget_shares({"one"}, 9), intake.forget_pods({"p"}, 9)) == (0, 0)
+    assert present(intake) == (set(), set())
+
+
 def test_a_state_that_comes_again_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are read twice, and the watch repeats each answer: of 10,000 GpuShares that is seconds of work."""
     read: list[str] = []

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from gpushare.core.api import GpuShare, PodView, names
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
 from gpushare.extender.metrics import ExtenderMetrics
+from gpushare.kube import PODS
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import GateCollector
 from gpushare.mps.status import (
@@ -90,7 +91,8 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
     certificate: Any = SimpleNamespace(expires_at=2e9)
     own["admission"].registry.register(CertificateCollector({"admission": certificate}))
-    own["extender"].watch([SimpleNamespace(name="pods", restarts=0, bad_objects=0)])  # type: ignore[list-item]
+    pods: Any = SimpleNamespace(name="pods", resource=PODS, restarts=0, bad_objects=0, present_bad_objects=0)
+    own["extender"].watch([pods])
     own["operator"].registry.register(WorkloadCollector(one_workload()))
     for metrics in own.values():
         metrics.registry.register(_Busy(metrics))

@@ -1,10 +1,11 @@
 """The extender's metrics; their names are documented with the exporter's."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpushare.core.api import Reason
@@ -91,15 +92,27 @@ class _Watches(Collector):
         self._reflectors = reflectors
 
     def collect(self) -> Iterable[Metric]:
-        """Yield restarts and unreadable objects, by resource."""
+        """Yield restarts and readings that failed, by resource; and the objects that are bad now, by kind."""
         restarts = CounterMetricFamily(
             "gpushare_extender_watch_restarts", "Watches that broke and were started anew.", labels=["resource"]
         )
         bad = CounterMetricFamily(
-            "gpushare_extender_bad_objects", "Objects that could not be understood.", labels=["resource"]
+            "gpushare_extender_bad_objects",
+            "Readings of objects that could not be understood.",
+            labels=["resource"],
         )
+        present = GaugeMetricFamily(
+            "gpushare_extender_present_bad_objects",
+            "Objects that cannot be understood now, by kind.",
+            labels=["kind"],
+        )
+        by_kind: dict[str, int] = defaultdict(int)
         for reflector in self._reflectors:
             restarts.add_metric([reflector.name], reflector.restarts)
             bad.add_metric([reflector.name], reflector.bad_objects)
+            by_kind[reflector.resource.kind] += reflector.present_bad_objects
+        for kind, count in by_kind.items():
+            present.add_metric([kind], count)
         yield restarts
         yield bad
+        yield present

@@ -40,7 +40,8 @@ class Reflector(Generic[T]):
     """A local copy of one resource type, updated by list and watch; use as `async with Reflector(...)`.
 
     `reduce` returns the needed fields of an object (a pure function); None means "not of interest". An object on
-    which it fails is logged once, counted in `bad_objects`, and keeps its last parsed state. `on_change` is called
+    which it fails is logged once, counted in `bad_objects`, one of `present_bad_objects` until it is understood or
+    gone, and keeps its last parsed state. `on_change` is called
     with the change, the key ("namespace/name", or "name") and the reduced object (the last known one on DELETED),
     in order, in the event loop. It must not raise; if it does, that is logged and counted like a bad object.
 
@@ -84,8 +85,13 @@ class Reflector(Generic[T]):
 
     @property
     def bad_objects(self) -> int:
-        """Return how many objects could not be parsed."""
+        """Return how often an object could not be parsed, repetitions included."""
         return self._bad.count
+
+    @property
+    def present_bad_objects(self) -> int:
+        """Return how many objects could not be parsed when last read, and still exist."""
+        return len(self._bad.present)
 
     @property
     def items(self) -> Mapping[str, T]:
@@ -155,8 +161,8 @@ class Reflector(Generic[T]):
             field_selector=self._field_selector,
         )
         present = {key for key, _ in listing.items}
-        for key in self._items.keys() - present:
-            self._drop(key)
+        for key in (self._items.keys() | self._bad.present.keys()) - present:
+            self._delete(key)
         for key, value in listing.items:
             self._put(key, value)
         self._version = listing.resource_version
@@ -177,7 +183,7 @@ class Reflector(Generic[T]):
             if event.type != "BOOKMARK":
                 key, value = self._understand(event.object)
                 if event.type == "DELETED":
-                    self._drop(key)
+                    self._delete(key)
                 else:
                     self._put(key, value)
             self._version = str(event.object["metadata"]["resourceVersion"])
@@ -189,10 +195,12 @@ class Reflector(Generic[T]):
         name, namespace = metadata.get("name", ""), metadata.get("namespace")
         key = f"{namespace}/{name}" if namespace else name
         try:
-            return key, self._reduce(obj)
+            value = self._reduce(obj)
         except Exception as error:  # noqa: BLE001 - whatever bad data does to the caller's function, the watch goes on
             self._bad.add(key, error)
             return key, self._items.get(key)
+        self._bad.clear(key)
+        return key, value
 
     def _put(self, key: str, value: T | None) -> None:
         if value is None:
@@ -204,6 +212,10 @@ class Reflector(Generic[T]):
             self._tell(Change.ADDED, key, value)
         elif old != value:
             self._tell(Change.MODIFIED, key, value)
+
+    def _delete(self, key: str) -> None:
+        self._drop(key)
+        self._bad.clear(key)
 
     def _drop(self, key: str) -> None:
         old = self._items.pop(key, None)
