@@ -7,8 +7,9 @@ from grafana_foundation_sdk.builders import dashboard
 from dashboards.panels import GPU_NAME, POD_NAME, PanelColumn, answer, board, graph, query, rows, stacked, variable
 
 GPUS = '{node=~"$node", gpu_uuid=~"$gpu"}'
-# The gate's own families have no node: their GPUs are those that the chosen nodes' agents report.
-CHOSEN = f"and on (gpu_uuid) gpushare_gpu_healthy{GPUS}"
+# The gate's own families have no node: their GPUs are those that the chosen nodes' agents report, or did in the
+# last hour, as the gate goes on while its agent is away.
+CHOSEN = f"and on (gpu_uuid) last_over_time(gpushare_gpu_healthy{GPUS}[1h])"
 NONE_YET = f"0 * count(gpushare_gpu_healthy{GPUS})"
 
 

@@ -15,11 +15,15 @@ def _queries(board: str, panel: str, **chosen: str) -> list[str]:
     return [re.sub(r"\$([a-z]+)", lambda m: chosen.get(m[1], ".+"), each["expr"]) for each in found["targets"]]
 
 
-def _reckoned(folder: Path, series: Mapping[str, float], expected: Mapping[str, float]) -> None:
+def _values(run: float | str) -> str:
+    return run if isinstance(run, str) else f"{run}+0x20"
+
+
+def _reckoned(folder: Path, series: Mapping[str, float | str], expected: Mapping[str, float]) -> None:
     """Let promtool compare each query's only value with the expected one."""
     case = {
         "interval": "30s",
-        "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
+        "input_series": [{"series": name, "values": _values(value)} for name, value in series.items()],
         "promql_expr_test": [
             {"expr": query, "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
             for query, value in expected.items()
@@ -61,6 +65,13 @@ def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> Non
     one = _queries("gpushare-node", "Sockets at the gate", node="n", gpu="A")
     every = _queries("gpushare-node", "Sockets at the gate")
     _reckoned(tmp_path, series, dict.fromkeys(one, 1) | dict.fromkeys(every, 7))
+
+
+def test_the_gates_panels_go_on_while_their_agent_is_away(tmp_path: Path) -> None:
+    gone = {'gpushare_gpu_healthy{node="n",gpu_uuid="A"}': "1+0x4 stale"}
+    sockets = _queries("gpushare-node", "Sockets at the gate", node="n")
+    gate = {f'gpushare_gate_{family}{{gpu_uuid="A"}}': 2.0 for family in ("connections", "unread_connections")}
+    _reckoned(tmp_path, gone | gate, dict.fromkeys(sockets, 2))
 
 
 def test_broken_objects_are_counted_once_though_three_parts_see_them(tmp_path: Path) -> None:
