@@ -4,14 +4,11 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import PanelColumn, answer, board, graph, query, rows, stacked, variable
+from dashboards.panels import PanelColumn, answer, board, graph, known_progress, query, rows, stacked, variable
 
 PODS = '{namespace=~"$namespace"}'
 IN_USE = "count(count by (gpu_uuid) (gpushare_pod_share_ratio))"
-# A pod of several whole GPUs has no progress (ADR 0030), nor has one without a profile beside others. The work of
-# its GPUs is unknown, so only GPUs on which every pod's progress is known count, as in `gpushare gain`.
-UNKNOWN = "(gpushare_pod_share_ratio unless on (gpu_uuid, pod_uid) gpushare_pod_progress_ratio)"
-KNOWN = f"gpushare_pod_progress_ratio unless on (gpu_uuid) {UNKNOWN}"
+KNOWN = known_progress()
 PROGRESS = f"sum({KNOWN})"
 KNOWN_GPUS = f"count(count by (gpu_uuid) ({KNOWN}))"
 NONE_YET = "0 * count(gpushare_gpu_healthy)"  # 0 where agents report, nothing where none does

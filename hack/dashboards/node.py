@@ -4,7 +4,19 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import GPU_NAME, POD_NAME, PanelColumn, answer, board, graph, query, rows, stacked, variable
+from dashboards.panels import (
+    GPU_NAME,
+    POD_NAME,
+    PanelColumn,
+    answer,
+    board,
+    graph,
+    known_progress,
+    query,
+    rows,
+    stacked,
+    variable,
+)
 
 GPUS = '{node=~"$node", gpu_uuid=~"$gpu"}'
 # The gate's own families have no node: their GPUs are those that the chosen nodes' agents report, or did in the
@@ -146,9 +158,10 @@ def gpus() -> list[Any]:
         ),
         graph(
             "Summed progress",
-            "Work that the pods of each GPU do together; 1 is what one pod alone would do.",
+            "Work that the pods of each GPU do together, where every pod's progress is known; 1 is what one pod "
+            "alone would do.",
             "none",
-            query(f"sum by (node, gpu_uuid) (gpushare_pod_progress_ratio{GPUS})", "{{node}} {{gpu_uuid}}"),
+            query(f"sum by (node, gpu_uuid) ({known_progress(GPUS)})", "{{node}} {{gpu_uuid}}"),
         ),
         graph(
             "Progress by pod",

@@ -38,6 +38,9 @@ GPU_NAME = "{{node}} GPU {{gpu_index}}"
 POD_NAME = "{{namespace}}/{{pod}}"
 GOOD, BAD, NEITHER = "green", "red", "text"
 
+# A pod of several whole GPUs has no progress (ADR 0030), nor has one without a profile beside others.
+_UNKNOWN = "(gpushare_pod_share_ratio unless on (gpu_uuid, pod_uid) gpushare_pod_progress_ratio)"
+
 # uid -> title, in the order in which they link to each other
 BOARDS = {
     "gpushare": "gpushare: cluster",
@@ -49,6 +52,14 @@ BOARDS = {
 
 def query(expression: str, legend: str = "__auto") -> prometheus.Dataquery:
     return prometheus.Dataquery().expr(expression).legend_format(legend).datasource(SOURCE)
+
+
+def known_progress(of: str = "") -> str:
+    """Return the query for the pods' progress on the GPUs on which every pod's is known, as in `gpushare gain`.
+
+    The work of the others is unknown: a sum over the rest of their pods would be too low.
+    """
+    return f"gpushare_pod_progress_ratio{of} unless on (gpu_uuid) {_UNKNOWN}"
 
 
 def graph(title: str, description: str, unit: str, *queries: prometheus.Dataquery) -> timeseries.Panel:

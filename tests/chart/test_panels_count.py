@@ -50,6 +50,8 @@ def test_the_gain_counts_only_gpus_on_which_every_pods_progress_is_known(tmp_pat
     [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
     progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
     _reckoned(tmp_path, series, {does: 3, spared: 2, progress: 3, known: 1, in_use: 4})
+    [by_gpu] = _queries("gpushare-node", "Summed progress")
+    _reckoned(tmp_path, series, {f"sum({by_gpu})": 3, f"count({by_gpu})": 1})
 
 
 def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> None:
