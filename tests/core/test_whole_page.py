@@ -25,6 +25,8 @@ NOT_ON_THE_CLUSTER = {
     "of no pod connected": "the daemon's directory is the root user's of the node",
     "is mounted read-only": "a node of another set-up",
     "may not be written": "a node of another set-up",
+    "the driver reports": "the twin's driver asks for no recovery",
+    "has lost its record of this pod's share": "kubelet keeps its checkpoint; two minutes without it",
 }
 """Parts of the sentences that no e2e test produces, and why not; the code writes them all (test_troubles.py)."""
 
