@@ -50,6 +50,7 @@ class Studied(ReadOnTable):
     inferred: list[tuple[float, float, float, float]] = field(default_factory=list)
     late: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    _blind: set[int] = field(default_factory=set)
     _last: dict[int, tuple[float | None, float]] = field(default_factory=dict)
 
     def _begin(self, cluster: JobCluster) -> None:
@@ -79,6 +80,13 @@ class Studied(ReadOnTable):
             self._last[int(each.uid)] = now.progress, now.promise
         return tuple(shown)
 
+    def _admitted(self, cluster: JobCluster, job: int) -> Job:
+        asked = cluster.jobs[job]
+        if (job, cluster.retractions.get(job, 0)) not in self._as_admitted:
+            is_blind = asked.is_auto and not self._is_profiled(asked.workload)
+            (self._blind.add if is_blind else self._blind.discard)(job)
+        return ReadOnTable._admitted(self, cluster, job)  # noqa: SLF001 - its base
+
     def add(self, cluster: JobCluster, rates: Mapping[int, float], until: float) -> None:
         """Count a stretch of constant rates from now on."""
         elapsed = until - cluster.now_seconds
@@ -97,7 +105,10 @@ class Studied(ReadOnTable):
         if tenant.is_stopped:
             return "it is stopped for a reading"
         if cluster.truth.alone(job.workload, tenant.thread_percentage) < job.least_progress:
-            return f"its cap is too small even alone{' (auto)' if job.is_auto else ''}"
+            if not job.is_auto:
+                return "its cap is too small even alone"
+            how = "before a profile" if tenant.job in self._blind else "from the profile"
+            return f"its cap is too small even alone: auto {how}"
         if inferred is None:
             return "nothing is inferred of it"
         if true >= promise:
@@ -155,6 +166,12 @@ def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: S
                 f"{np.abs(inferred - true).mean():.3f} {(inferred - true).mean():+.3f}   promise "
                 f"{np.abs(promise - right).mean():.3f} {(promise - right).mean():+.3f}"
             )
+            took = [each.took_seconds for each in policy.profiled]
+            if took:
+                yield (
+                    f"{'':36s} {len(took)} programs profiled in place, after {np.median(took):.1f} s in the median, "
+                    f"{max(took):.1f} s at most; stopped for readings {policy.stopped_seconds / policy.seconds:.2%}"
+                )
             for why, seconds in policy.late.most_common():
                 yield f"{'':36s} {seconds / policy.seconds:6.2%} {why}"
 
