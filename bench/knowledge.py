@@ -168,10 +168,9 @@ def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: S
             )
             took = [each.took_seconds for each in policy.profiled]
             if took:
-                yield (
-                    f"{'':36s} {len(took)} programs profiled in place, after {np.median(took):.1f} s in the median, "
-                    f"{max(took):.1f} s at most; stopped for readings {policy.stopped_seconds / policy.seconds:.2%}"
-                )
+                stopped = f"{policy.stopped_seconds / policy.seconds:.2%} stopped for readings"
+                median = f"{np.median(took):.1f} s in the median, {max(took):.1f} s at most"
+                yield f"{'':36s} {len(took)} programs profiled in place, after {median}; {stopped}"
             for why, seconds in policy.late.most_common():
                 yield f"{'':36s} {seconds / policy.seconds:6.2%} {why}"
 
