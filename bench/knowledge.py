@@ -90,14 +90,14 @@ class Studied(ReadOnTable):
     def add(self, cluster: JobCluster, rates: Mapping[int, float], until: float) -> None:
         """Count a stretch of constant rates from now on."""
         elapsed = until - cluster.now_seconds
-        for tenants in cluster.gpus:
+        for gpu, tenants in enumerate(cluster.gpus):
             for tenant in tenants:
                 self.seconds += elapsed
                 job, true = cluster.jobs[tenant.job], rates.get(tenant.job, 0.0)
                 if true < job.least_progress * (1 - 1e-6):
-                    self.late[self._why_late(cluster, tenant, true)] += elapsed
+                    self.late[self._why_late(cluster, gpu, tenant, true)] += elapsed
 
-    def _why_late(self, cluster: JobCluster, tenant: JobTenant, true: float) -> str:
+    def _why_late(self, cluster: JobCluster, gpu: int, tenant: JobTenant, true: float) -> str:
         job = cluster.jobs[tenant.job]
         inferred, promise = self._last.get(tenant.job, (None, 0.0))
         if tenant.ready_seconds > cluster.now_seconds:
@@ -112,7 +112,9 @@ class Studied(ReadOnTable):
         if inferred is None:
             return "nothing is inferred of it"
         if true >= promise:
-            return "the agent promises less than the table"
+            known = self._agents[gpu].signatures.of(self._pod(job), self.gpu_model)
+            how = "by its profile" if known is not None else "of an unknown program"
+            return f"the agent promises less than the table, {how}"
         if inferred >= promise:
             return "inferred to keep its promise"
         return "seen, and being mended or not mendable"
