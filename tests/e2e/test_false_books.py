@@ -55,11 +55,19 @@ def test_a_share_that_was_bound_by_hand_is_counted(space: Namespace, cluster: Cl
 def test_a_node_that_lists_another_nodes_gpu_takes_nothing_from_it(space: Namespace, cluster: Cluster) -> None:
     real = node_of(cluster)
     stolen = {**real["status"]["gpus"][0], "health": "Unhealthy", "healthReason": "stolen", "tenants": []}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a-thief"}}
+    shares = {"gpushare.io/share": "100"}  # without them its GpuNode is nobody's, and claims nothing
     thief = {"apiVersion": real["apiVersion"], "kind": real["kind"], "metadata": {"name": "a-thief"}}
+
+    def write_status(kind: str, status: Json) -> None:
+        change = json.dumps({"status": status})
+        cluster.kubectl("patch", kind, "a-thief", "--subresource=status", "--type=merge", "-p", change)
+
     try:
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        write_status("node", {"capacity": shares, "allocatable": shares})
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(thief))
-        change = json.dumps({"status": {**real["status"], "gpus": [stolen]}})
-        cluster.kubectl("patch", "gpunode", "a-thief", "--subresource=status", "--type=merge", "-p", change)
+        write_status("gpunode", {**real["status"], "gpus": [stolen]})
 
         def told() -> str | None:
             events = cluster.get("events", "--field-selector=involvedObject.name=a-thief")["items"]
@@ -72,7 +80,7 @@ def test_a_node_that_lists_another_nodes_gpu_takes_nothing_from_it(space: Namesp
         (pod,) = space.running("whole")
         assert stolen["uuid"] in pod["metadata"]["annotations"]["gpushare.io/gpu"].split(",")
     finally:
-        cluster.kubectl("delete", "gpunode", "a-thief", "--ignore-not-found")
+        cluster.kubectl("delete", "gpunode,node", "a-thief", "--ignore-not-found")
 
 
 def test_nobody_speaks_for_a_workload_of_another_namespace(

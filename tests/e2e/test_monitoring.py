@@ -104,7 +104,7 @@ def test_every_panel_and_alert_is_answered_by_the_running_release(
 
     wait_for("every part scraped", targets, seconds=120)
     audience = Audience(prometheus)
-    assert len(audience.open) == len(asked()) - 11
+    assert len(audience.open) == len(asked()) - 10
     space.create(space.tenant("whole", "1"))  # alone on a GPU with all threads: its progress can be told
     space.running("whole")
     space.connected("whole")
