@@ -262,6 +262,27 @@ def test_what_is_seen_under_a_cap_adds_to_the_profile_with_all_threads_at_once()
     assert not Signatures(NodeShares()).lacks(pod, H200, 20), "nothing is known of it, which is another question"
 
 
+def test_a_workload_that_was_seen_under_caps_only_is_read_with_all_threads() -> None:
+    pod, profiles = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"}), NodeShares()
+    signatures = Signatures(profiles)
+    for _ in range(3):
+        signatures.learn(pod, H200, GpuSample(scaled(0.7), 5.0, 900, 0.7), 50)
+    assert [signatures.lacks(pod, H200, cap) for cap in (40, 60, 80, 100)] == [False, False, True, True]
+    kept = signatures.news(pod, H200)
+    assert kept is not None
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(kept.as_counters()), kept)
+    assert Signatures(profiles).lacks(pod, H200, 100), "another node knows that from the GpuShare"
+    for _ in range(3):
+        signatures.learn(pod, H200, GpuSample(scaled(1.0), 5.0, 900, 1.0))
+    whole = signatures.news(pod, H200)
+    assert whole is not None
+    [point] = whole.cap_curve
+    assert (point.thread_percentage, point.progress_ratio) == (50, pytest.approx(0.7, abs=0.04))
+    used = SoloSignature(whole.as_counters(), {50: point.progress_ratio})
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, used, whole)
+    assert not any(signatures.lacks(pod, H200, cap) for cap in (40, 60, 80, 100))
+
+
 def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     first, second = Signatures(NodeShares()), Signatures(profiles := NodeShares())

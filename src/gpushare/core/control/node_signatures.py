@@ -41,7 +41,7 @@ MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
 # Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED: Final = Backoff(first_seconds=900.0, longest_seconds=900.0 * 2**8)
-# A cap within this factor of one that was seen, or of all threads, is known well enough: neither read nor news.
+# A cap within this factor of one that was seen is known well enough: neither read nor news.
 NEAR_CAP: Final = 1.34
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
@@ -246,18 +246,18 @@ def _as_told(gpu_model: str, cap: int, seen: _SoloUse, revision: int | None) -> 
 
 
 def _is_near(cap: int, known: Iterable[int]) -> bool:
-    """Return whether a cap is near a known one, or near all threads."""
-    return any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in (*known, 100))
+    """Return whether a cap is near a known one."""
+    return any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in known)
 
 
 def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
-    known = {point.thread_percentage for point in kept.cap_curve}
+    known = {kept.cap, *(point.thread_percentage for point in kept.cap_curve)}
     is_more = any(not _is_near(point.thread_percentage, known) for point in found.cap_curve)
     return is_more and grown_curve(kept, [found]) != kept.cap_curve
 
 
 def _is_new_point(kept: WorkloadSignature, cap: int, seen: _SoloUse) -> bool:
-    is_known = _is_near(cap, (point.thread_percentage for point in kept.cap_curve))
+    is_known = _is_near(cap, (kept.cap, *(point.thread_percentage for point in kept.cap_curve)))
     return cap < kept.cap and seen.is_signature and not is_known
 
 
@@ -310,12 +310,21 @@ class NodeSignatures:
     def lacks(self, pod: ReadPod, gpu_model: str, cap: int) -> bool:
         """Return whether a known workload was never observed near a cap: its progress there is extrapolated.
 
-        False for one that hardly uses the SMs: a cap costs it little, and a short reading says little about it.
+        So is its progress with all threads if it was observed under caps only. False for one that hardly uses the
+        SMs: a cap costs it little, and a short reading says little about it.
         """
         usual = self.of(pod, gpu_model)
         if usual is None or (usual.counters.sm_util or 0.0) < WORTH_READING_RATIO:
             return False
-        return not _is_near(cap, usual.cap_curve)
+        return not _is_near(cap, (*usual.cap_curve, self._cap_of(pod, gpu_model)))
+
+    def _cap_of(self, pod: ReadPod, gpu_model: str) -> int:
+        """Return the cap that a known workload's signature was taken under."""
+        kept = self._kept(pod, gpu_model)
+        if kept is not None:
+            return 100 if kept.kept is None else kept.kept.cap
+        found = self._best(pod, gpu_model)
+        return 100 if found is None else found[0]
 
     def phases(self, pod: ReadPod, gpu_model: str) -> tuple[SoloSignature, ...]:
         """Return a pod's signature, then those of its other phases, from any node; empty without a signature."""
