@@ -138,6 +138,21 @@ def test_between_measured_caps_counters_lie_between_and_follow_progress():
     assert all(len(each.as_dict()) == len(COUNTERS) for each in (between,))
 
 
+def test_counters_alone_below_the_measured_caps_fall_with_the_progress_and_never_before_it():
+    """A sum of what it used with all threads and what it lacked under 50% would be 0 below 7%."""
+    sets = made_table()
+    under, least = (sets.counters(["b"], [cap]) for cap in (5, 50))
+    slower = sets.alone("b", 5) / sets.alone("b", 50)
+    assert (under.sm_util, under.dram_bw_util) == pytest.approx((0.2 * slower, 0.6 * slower))
+    between = sets.counters(["b"], [75])
+    assert (between.sm_util, between.dram_bw_util) == pytest.approx((0.25, 0.65))
+    truth = TableProgress(nobody, GPU_MODEL)
+    for name in NAMES:
+        few, more = (truth.counters([load(name, cap)], truth([load(name, cap)])) for cap in (10, 25))
+        assert few.sm_util > 0.2 * more.sm_util, "it still makes 0.3 to 0.6 of that progress"
+        assert few.graphics_util == pytest.approx(more.graphics_util), "a kernel is longer, not rarer"
+
+
 def test_a_program_that_was_never_alone_is_named():
     with pytest.raises(LacksProgramError, match="the table lacks c alone on the whole GPU"):
         MeasuredSets([MeasuredWindow(("c",), (50,), (1.0,))])

@@ -14,8 +14,10 @@ The truth of the twin's tenants that are the table's programs, and of `sim jobs 
 - Other caps of a measured set: each tenant keeps of its progress alone under its cap the mean of what it kept
   under the measured caps of that same set, weighted by the inverse square of the distance in the caps' logarithms.
   Above the highest cap that was measured of a set nothing is known: a higher cap counts as that one.
-- Counters of a set: the sum of its tenants' counters alone times their progress, and what the device showed beyond
-  that sum under the measured caps, with the same weights.
+- Counters alone under a cap: linear between the measured caps. Below the lowest measured cap they fall with the
+  progress, as the work per unit of progress hardly depends on the cap, except the part of the time with a kernel.
+- Counters of a set: the sum of its tenants' counters alone under their caps, each times the part of its progress
+  alone that it keeps, and what the device showed beyond that sum under the measured caps, with the same weights.
 """
 
 import itertools
@@ -33,6 +35,7 @@ from gpushare.core.gpu import COUNTERS, Counters, mean_counters
 
 MOST_TENANTS: Final = 4
 _WHOLE: Final = 100
+_IS_WORK: Final = np.array([name != "graphics_util" for name in COUNTERS])  # else a part of the time
 _SAME: Final = 1e-12  # square of a distance in the caps' logarithms that is rounding
 
 Floats = NDArray[np.float64]
@@ -178,7 +181,7 @@ class MeasuredSets:
 
     def counters_alone(self, workload: str) -> Counters:
         """Return the device's counters of a program alone on the whole GPU, 0 where none was read."""
-        return Counters(**dict(zip(COUNTERS, self._solo_counters[workload].tolist(), strict=True)))
+        return _as_counters(self._counters_under(workload, _WHOLE))
 
     def counters(self, workloads: Sequence[str], caps: Sequence[float]) -> Counters:
         """Return the device's counters of one set under its caps.
@@ -188,35 +191,47 @@ class MeasuredSets:
         """
         order = sorted(range(len(workloads)), key=lambda index: workloads[index])
         names = tuple(workloads[index] for index in order)
-        asked = np.array([[caps[index] for index in order]], float)
-        known, beyond = self._beyond(names)
-        drawn = self.under(names, asked)[0] @ np.array([self._solo_counters[name] for name in names])
-        found = np.clip(drawn + _mean(asked, known, beyond)[0], 0.0, 1.0)
-        return Counters(**dict(zip(COUNTERS, found.tolist(), strict=True)))
+        asked = np.array([caps[index] for index in order], float)
+        found = self._drawn(names, asked)
+        if len(names) > 1:
+            found = found + _mean(asked[None], *self._beyond(names))[0]
+        return _as_counters(np.clip(found, 0.0, 1.0))
+
+    def _drawn(self, names: tuple[str, ...], caps: Floats) -> Floats:
+        """Return the sum of what the tenants of a sorted set use alone under their caps, as far as they progress."""
+        alone = self._alone_under(names, caps[None])[0]
+        kept = self.under(names, caps[None])[0] / alone
+        return np.asarray(kept @ np.array([self._counters_under(*each) for each in zip(names, caps, strict=True)]))
 
     def _beyond(self, names: tuple[str, ...]) -> tuple[Floats, Floats]:
         """Return measured caps of a sorted set, and what the device showed under each beyond its tenants' sum."""
-        of_set = self._solo[names[0]] if len(names) == 1 else None
-        windows = {(cap,): found for cap, found in of_set.items()} if of_set else self._windows[names]
-        solo = np.array([self._solo_counters[name] for name in names])
         caps, beyond = [], []
-        for each, found in windows.items():
+        for each, found in self._windows[names].items():
             read = [one.counters for one in found if one.counters is not None]
-            if not read:
-                continue
-            progress = self.under(names, [each])[0]
-            caps.append(each)
-            beyond.append(_vector(mean_counters(read)) - progress @ solo)
+            if read:
+                caps.append(each)
+                beyond.append(_vector(mean_counters(read)) - self._drawn(names, np.array(each, float)))
         if not caps:
             return np.full((1, len(names)), float(_WHOLE)), np.zeros((1, len(COUNTERS)))
         return np.array(caps, float), np.array(beyond)
 
+    def _counters_under(self, workload: str, cap: float) -> Floats:
+        """Return the device's counters of a program alone under a cap, 0 where none was read."""
+        caps, read = self._solo_counters[workload]
+        found = np.array([np.interp(cap, caps, each) for each in read.T])
+        if cap < caps[0]:
+            slower = self.alone(workload, cap) / self.alone(workload, caps[0])
+            found = np.where(_IS_WORK, slower * found, found)
+        return found
+
     @cached_property
-    def _solo_counters(self) -> Mapping[str, Floats]:
+    def _solo_counters(self) -> Mapping[str, tuple[Sequence[int], Floats]]:
+        """Return each program's measured caps, rising, and its counters alone under each: caps x counters."""
         found = {}
         for workload, caps in self._solo.items():
-            read = [each.counters for each in caps[_WHOLE] if each.counters is not None]
-            found[workload] = _vector(mean_counters(read)) if read else np.zeros(len(COUNTERS))
+            read = {cap: [each.counters for each in caps[cap] if each.counters is not None] for cap in sorted(caps)}
+            means = {cap: _vector(mean_counters(each)) for cap, each in read.items() if each}
+            found[workload] = list(means) or [_WHOLE], np.array(list(means.values()) or [np.zeros(len(COUNTERS))])
         return found
 
     def _under(self, names: tuple[str, ...], caps: Floats) -> Floats:
@@ -298,6 +313,10 @@ def _with_subsets(sets: Mapping[tuple[str, ...], _Windows]) -> dict[tuple[str, .
         if len(names) == 2 or all(less in found for less in itertools.combinations(names, len(names) - 1)):
             found[names] = sets[names]
     return found
+
+
+def _as_counters(values: Floats) -> Counters:
+    return Counters(**dict(zip(COUNTERS, values.tolist(), strict=True)))
 
 
 def _vector(counters: Counters) -> Floats:
