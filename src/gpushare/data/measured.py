@@ -198,7 +198,7 @@ class MeasuredSets:
         return _as_counters(np.clip(found, 0.0, 1.0))
 
     def _drawn(self, names: tuple[str, ...], caps: Floats) -> Floats:
-        """Return the sum of what the tenants of a sorted set use alone under their caps, as far as they progress."""
+        """Return the sum of what a sorted set's tenants use alone under their caps, as far as they progress."""
         alone = self._alone_under(names, caps[None])[0]
         kept = self.under(names, caps[None])[0] / alone
         return np.asarray(kept @ np.array([self._counters_under(*each) for each in zip(names, caps, strict=True)]))
@@ -229,7 +229,9 @@ class MeasuredSets:
         """Return each program's measured caps, rising, and its counters alone under each: caps x counters."""
         found = {}
         for workload, caps in self._solo.items():
-            read = {cap: [each.counters for each in caps[cap] if each.counters is not None] for cap in sorted(caps)}
+            read = {
+                cap: [each.counters for each in caps[cap] if each.counters is not None] for cap in sorted(caps)
+            }
             means = {cap: _vector(mean_counters(each)) for cap, each in read.items() if each}
             found[workload] = list(means) or [_WHOLE], np.array(list(means.values()) or [np.zeros(len(COUNTERS))])
         return found
