@@ -68,10 +68,12 @@ if TYPE_CHECKING:
         transitions,
     )
     from gpushare.core.control.model_answers import ModelAnswer, Priors, Question
-    from gpushare.core.control.node_signatures import KeptProfile, NodeSignatures, ReadPod
+    from gpushare.core.control.node_signatures import NodeSignatures
     from gpushare.core.control.reading_rules import PastReadings, ReadingTenant, next_reading, next_turn
     from gpushare.core.control.sharing import (
         ASLEEP_RATIO,
+        KeptProfile,
+        ReadPod,
         SharingTenant,
         SoloSignature,
         inferred,
@@ -168,9 +170,18 @@ __all__ = [
 _LATE = {
     "learning": ("SeenTenant", "is_decided_by_counters", "learnt"),
     "model_answers": ("ModelAnswer", "Priors", "Question"),
-    "node_signatures": ("KeptProfile", "NodeSignatures", "ReadPod"),
+    "node_signatures": ("NodeSignatures",),
     "reading_rules": ("PastReadings", "ReadingTenant", "next_reading", "next_turn"),
-    "sharing": ("ASLEEP_RATIO", "SharingTenant", "SoloSignature", "inferred", "is_asleep", "throttled_bound"),
+    "sharing": (
+        "ASLEEP_RATIO",
+        "KeptProfile",
+        "ReadPod",
+        "SharingTenant",
+        "SoloSignature",
+        "inferred",
+        "is_asleep",
+        "throttled_bound",
+    ),
 }
 """Modules that are imported at first use, with the names that they hold; `lifecycle` holds the others."""
 

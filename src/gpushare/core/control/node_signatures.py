@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
 from gpushare.core.backoff import Backoff
-from gpushare.core.control.sharing import SoloSignature
+from gpushare.core.control.sharing import KeptProfile, ProfilesOf, ReadPod, SoloSignature
 from gpushare.core.control.signatures import grown_curve, merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
@@ -19,9 +19,7 @@ __all__ = [
     "MAX_PHASES",
     "MIN_SECONDS",
     "TURNED",
-    "KeptProfile",
     "NodeSignatures",
-    "ReadPod",
 ]
 
 _T = TypeVar("_T")
@@ -45,48 +43,6 @@ TURNED: Final = Backoff(first_seconds=900.0, longest_seconds=900.0 * 2**8)
 NEAR_CAP: Final = 1.34
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
-
-
-class ReadPod(Protocol):
-    """Part of a pod that its signature depends on."""
-
-    @property
-    def uid(self) -> str:
-        """Return its uid."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """Return its namespace."""
-        ...
-
-    @property
-    def workload(self) -> str:
-        """Return the key that links pods of one kind."""
-        ...
-
-
-class KeptProfile(Protocol):
-    """Part of a GpuShare that signatures depend on."""
-
-    @property
-    def gpu_model(self) -> str:
-        """Return the GPU model of its signature; "" without one, or for any."""
-        ...
-
-    @property
-    def signature(self) -> SoloSignature | None:
-        """Return its signature; None without a usable one."""
-        ...
-
-    @property
-    def kept(self) -> WorkloadSignature | None:
-        """Return the profile as it is written there."""
-        ...
-
-
-ProfilesOf = Callable[[str, str], Sequence[KeptProfile]]
-"""Returns the profiles of a pod's GpuShares, by the pod's namespace and uid."""
 
 
 def _tell_nobody(pod: ReadPod, what: str) -> None:

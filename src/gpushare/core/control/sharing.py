@@ -1,9 +1,10 @@
 """The tenants of one GPU in one window, as the agent infers their progress: signatures, caps, throttles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
+from gpushare.core.api import WorkloadSignature
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.progress import (
     Attribution,
@@ -113,3 +114,45 @@ def _under(proof: TenantEvidence, duty: float) -> TenantEvidence:
 
 def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None) -> TenantEvidence:
     return TenantEvidence(None) if signature is None else evidence(signature.load(threads), prior)
+
+
+class ReadPod(Protocol):
+    """Part of a pod that its signature depends on."""
+
+    @property
+    def uid(self) -> str:
+        """Return its uid."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """Return its namespace."""
+        ...
+
+    @property
+    def workload(self) -> str:
+        """Return the key that links pods of one kind."""
+        ...
+
+
+class KeptProfile(Protocol):
+    """Part of a GpuShare that signatures depend on."""
+
+    @property
+    def gpu_model(self) -> str:
+        """Return the GPU model of its signature; "" without one, or for any."""
+        ...
+
+    @property
+    def signature(self) -> SoloSignature | None:
+        """Return its signature; None without a usable one."""
+        ...
+
+    @property
+    def kept(self) -> WorkloadSignature | None:
+        """Return the profile as it is written there."""
+        ...
+
+
+ProfilesOf = Callable[[str, str], Sequence[KeptProfile]]
+"""Returns the profiles of a pod's GpuShares, by the pod's namespace and uid."""

@@ -28,7 +28,7 @@ _TIMES: Final = frozenset({"sm_util", "sm_occupancy"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Shown:
     """Progress as one source has it, and the variance of its error."""
 
     progress: float
@@ -58,14 +58,14 @@ def progress_shown(
 
     Source: docs/measurements/signatures.md has its error and that of the law.
     """
-    readings = [_Reading(progress_under(seen, cap), _LAW_ERROR**2)]
+    readings = [_Shown(progress_under(seen, cap), _LAW_ERROR**2)]
     for name, used in at_clock(whole, whole_mhz, seen_mhz).as_dict().items():
         now = getattr(seen, name)
         if name not in COUNTER_ERRORS or name in _TIMES or now is None or used <= 0:
             continue
         ratio = now / used
         floor = COUNTER_ERRORS[name].floor / used
-        readings.append(_Reading(ratio, (_WORK_ERROR * ratio) ** 2 + floor**2 * (1.0 + ratio**2)))
+        readings.append(_Shown(ratio, (_WORK_ERROR * ratio) ** 2 + floor**2 * (1.0 + ratio**2)))
     agreed = None
     for _ in range(1 + _REWEIGHTINGS):
         weights = [each.weight(agreed) for each in readings]
