@@ -155,7 +155,6 @@ class Measurer:
             for pod, phase, each in zip(active, phased.phases, phased.found, strict=False):
                 if each.progress_ratio is not None and each.progress_ratio >= ASLEEP_RATIO:
                     self._signatures.saw(pod, model, phase, window.window_seconds)
-        found = phased.found
         return {
             pod.uid: replace(
                 tenants[pod.uid],
@@ -165,9 +164,16 @@ class Measurer:
                 alone_ratio=signature.alone_ratio(cap) if signature is not None else None,
                 is_asleep=is_asleep(each, prior),
                 predicted_progress_ratio=prior.mean if prior is not None else None,
+                phase=phase if each.progress_ratio is not None else None,
             )
-            for pod, signature, cap, prior, each in zip(
-                active, signatures, threads, priors, found[: len(active)], strict=True
+            for pod, signature, cap, prior, each, phase in zip(
+                active,
+                signatures,
+                threads,
+                priors,
+                phased.found[: len(active)],
+                phased.phases[: len(active)],
+                strict=True,
             )
         }
 

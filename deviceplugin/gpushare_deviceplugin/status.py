@@ -46,6 +46,7 @@ class TenantMeasure:
         predicted_progress_ratio: the interference model's prediction beside these neighbours.
         is_asleep: it makes no progress, and not because of neighbours.
         profile: its workload's signature, if its GpuShare has none as good.
+        phase: which of its signatures explains the window beside others; 0 is the usual one.
     """
 
     clients: int | None = None
@@ -57,6 +58,7 @@ class TenantMeasure:
     alone_ratio: float | None = None
     is_asleep: bool = False
     predicted_progress_ratio: float | None = None
+    phase: int | None = None
 
     @property
     def slowdown_ratio(self) -> float | None:
@@ -157,6 +159,7 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
                 clients=measured.clients,
                 progress_ratio=_rounded(measured.progress_ratio),
                 progress_error_ratio=_rounded(measured.progress_error_ratio),
+                phase=measured.phase,
                 slowdown_ratio=_rounded(measured.slowdown_ratio),
                 promise_ratio=_rounded(kept.promise_ratio),
                 throttle_ratio=kept.throttle_ratio,

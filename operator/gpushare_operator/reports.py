@@ -24,7 +24,11 @@ class ReportedTenant:
 
 @dataclass(frozen=True, slots=True)
 class ReportedSet:
-    """The tenants of one GPU, none of them throttled and each one's progress known, sorted by uid."""
+    """The tenants of one GPU, none of them throttled, each one's progress known and its work the usual one.
+
+    Attributes:
+        tenants: sorted by uid.
+    """
 
     gpu: str
     gpu_model: str
@@ -88,6 +92,8 @@ def _set_of(gpu: GpuStatus) -> ReportedSet | None:
     for tenant in gpu.tenants:
         cap, progress, error = tenant.thread_percentage, tenant.progress_ratio, tenant.progress_error_ratio
         if cap is None or progress is None or error is None or tenant.throttle_ratio:
+            return None
+        if tenant.phase:  # effects are of the usual work (ADR 0156); an agent of before tells no phase
             return None
         found.append(ReportedTenant(tenant.pod_uid, cap, progress, error))
     if len(found) < _SHARED or not gpu.model:

@@ -29,7 +29,7 @@ from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, reduce_gpushare
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import GpuMeasure
+from gpushare_deviceplugin.status import GpuMeasure, build_status
 
 FP32 = Counters(fp32_util=0.6, dram_bw_util=0.2, integer_util=0.2, sm_util=0.7)
 MEMORY = Counters(fp32_util=0.1, dram_bw_util=0.9, integer_util=0.15, sm_util=0.9)
@@ -183,6 +183,24 @@ class TestMeasuring:
         assert of_windows(5, threads=50) == 5
         assert of_windows(5, threads=40) == 6, "another cap: once more"
         assert of_windows(40, threads=40) == 41, "and after half a minute"
+
+    def test_which_of_its_kinds_of_work_a_tenant_does_is_told_in_the_gpunode(self, state: NodeState) -> None:
+        a, b = tenant(state, "a"), tenant(state, "b")
+        turned = Counters(fp32_util=0.05, dram_bw_util=0.1, integer_util=0.7, sm_util=0.8)
+        signatures = Signatures(NodeShares())
+        for uid, drawn in ((a, [FP32] * 3 + [turned] * 3), (b, [MEMORY] * 3)):
+            for each in drawn:
+                signatures.learn(state.pods[uid], "NVIDIA H200", window(each, 5.0))
+        measurer, both = Measurer(state, signatures), gate(clients=(client(a), client(b)))
+        for drawn_by_a, phase in ((FP32, 0), (turned, 1), (FP32, 0)):
+            found = measurer.measure(GPU_A, both, window(mix((drawn_by_a, 0.6), (MEMORY, 0.4))))
+            status = build_status(state, {GPU_A: both}, {GPU_A: found})
+            tenants = {each.pod_uid: each for each in status.gpus[0].tenants}
+            assert (tenants[a].phase, tenants[b].phase) == (phase, 0)
+        alone = measurer.measure(GPU_A, gate(clients=(client(a),)), window(FP32))
+        assert alone.tenants[a].phase is None
+        unknown = self.measurer(state).measure(GPU_A, both, window(FP32))
+        assert unknown.tenants[a].phase is None, "without a signature"
 
     def test_a_pod_that_lowers_its_own_threads_teaches_nothing_and_is_measured_under_its_own_cap(
         self, state: NodeState

@@ -170,11 +170,31 @@ async def test_what_was_learnt_and_is_not_written_yet_outlasts_other_phases_of_t
         {"progress_error_ratio": 0.2},
         {"progress_ratio": 0.01},
         {"thread_percentage": None},
+        {"phase": 1},
     ],
 )
 async def test_disturbed_windows_teach_nothing(bench: Bench, change: dict[str, Any]) -> None:
     await bench.see(0.75 * PREDICTED, PREDICTED, **change)
     assert (bench.windows, bench.learned("shop")) == (0, 0.0)
+
+
+@pytest.mark.parametrize("phase", [0, None])
+async def test_windows_of_the_usual_work_teach_and_so_do_those_of_an_agent_that_tells_no_phase(
+    bench: Bench, phase: int | None
+) -> None:
+    await bench.see(0.75 * PREDICTED, PREDICTED, phase=phase)
+    assert bench.windows >= 6
+    assert bench.learned("shop") < -0.1
+
+
+async def test_a_program_that_changes_its_kind_of_work_is_learnt_of_in_the_usual_one(bench: Bench) -> None:
+    for _ in range(10):
+        await bench.see(0.75 * PREDICTED, PREDICTED, 60.0, phase=0)
+        await bench.see(0.3 * PREDICTED, PREDICTED, 60.0, phase=1)
+    assert bench.windows >= 6
+    only = Bench()
+    await only.see(0.75 * PREDICTED, PREDICTED, phase=0)
+    assert bench.learned("shop") == pytest.approx(only.learned("shop"), abs=0.03)
 
 
 async def test_a_set_that_has_just_changed_teaches_nothing_yet(bench: Bench) -> None:

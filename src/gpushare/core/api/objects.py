@@ -413,6 +413,12 @@ class TenantStatus:
         "GpuShare has one that is as good.",
         default=None,
     )
+    phase: int | None = described(
+        "Which of its program's kinds of work explains the last window: 0 is the usual one, others are numbered "
+        "by this node; absent while its progress is not inferred beside others.",
+        default=None,
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
