@@ -89,7 +89,7 @@ class Measurer:
             window: merged samples to measure; None: no figures.
         """
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
-        tenants = {pod.uid: _by_gate(gate, pod.uid) for pod in pods}
+        tenants = {pod.uid: _by_gate(gate, pod) for pod in pods}
         if gate is None or window is None:
             return GpuMeasure(window, tenants)
         active = [pod for pod in pods if tenants[pod.uid].clients]
@@ -254,9 +254,14 @@ def _only_active(pods: Sequence[ManagedPod], gate: GateStatus) -> ManagedPod | N
     return active[0] if len(active) == 1 and clients == {active[0].uid} else None
 
 
-def _by_gate(gate: GateStatus | None, uid: str) -> TenantMeasure:
+def _by_gate(gate: GateStatus | None, pod: ManagedPod) -> TenantMeasure:
     if gate is None:
         return TenantMeasure()
-    used = [client.memory_used_mib for client in gate.clients if client.pod_uid == uid]
-    known = [mib for mib in used if mib is not None]
-    return TenantMeasure(clients=len(used), memory_used_mib=sum(known) if len(known) == len(used) else None)
+    own = [client for client in gate.clients if client.pod_uid == pod.uid]
+    known = [client.memory_used_mib for client in own if client.memory_used_mib is not None]
+    knows_caps = bool(own) and all(client.thread_percentage is not None for client in own)
+    return TenantMeasure(
+        clients=len(own),
+        memory_used_mib=sum(known) if len(known) == len(own) else None,
+        threads_in_force=threads_of(gate, pod) if knows_caps else None,
+    )

@@ -47,6 +47,7 @@ class TenantMeasure:
         is_asleep: it makes no progress, and not because of neighbours.
         profile: its workload's signature, if its GpuShare has none as good.
         phase: which of its signatures explains the window beside others; 0 is the usual one.
+        threads_in_force: the cap that its processes run under, percent; None if the gate does not know it of each.
     """
 
     clients: int | None = None
@@ -59,6 +60,7 @@ class TenantMeasure:
     is_asleep: bool = False
     predicted_progress_ratio: float | None = None
     phase: int | None = None
+    threads_in_force: int | None = None
 
     @property
     def slowdown_ratio(self) -> float | None:
@@ -154,6 +156,7 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
                 pod=pod.name,
                 share_percent=share,
                 thread_percentage=pod.decision.thread_percentage if pod.decision else None,
+                thread_percentage_in_force=measured.threads_in_force,
                 memory_limit_mib=pod.decision.memory_limit_mib if pod.decision else None,
                 memory_used_mib=measured.memory_used_mib,
                 clients=measured.clients,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Self
 
-from gpushare.core.api import GpuNode, GpuStatus, NeighboursEnded, TenantTrouble
+from gpushare.core.api import GpuNode, GpuStatus, NeighboursEnded, TenantStatus, TenantTrouble
 from gpushare.core.control import Fares, ReplacementAsk, RetractionAsk, fares_of
 from gpushare.kube import Json
 from gpushare.runtime.moments import unix_seconds
@@ -14,7 +14,7 @@ _SHARED: Final = 2  # tenants that make a GPU shared
 
 @dataclass(frozen=True, slots=True)
 class ReportedTenant:
-    """One tenant of a GPU whose progress is known."""
+    """One tenant of a GPU whose progress is known, and the cap that its processes run under."""
 
     pod_uid: str
     thread_percentage: int
@@ -90,7 +90,7 @@ class NodeReport:
 def _set_of(gpu: GpuStatus) -> ReportedSet | None:
     found = []
     for tenant in gpu.tenants:
-        cap, progress, error = tenant.thread_percentage, tenant.progress_ratio, tenant.progress_error_ratio
+        cap, progress, error = _cap_in_force(tenant), tenant.progress_ratio, tenant.progress_error_ratio
         if cap is None or progress is None or error is None or tenant.throttle_ratio:
             return None
         if tenant.phase:  # effects are of the usual work (ADR 0156); an agent of before tells no phase
@@ -99,6 +99,16 @@ def _set_of(gpu: GpuStatus) -> ReportedSet | None:
     if len(found) < _SHARED or not gpu.model:
         return None
     return ReportedSet(gpu.uuid, gpu.model, tuple(sorted(found, key=lambda each: each.pod_uid)))
+
+
+def _cap_in_force(tenant: TenantStatus) -> int | None:
+    """Return the cap under which its progress was inferred; None if its agent does not know it.
+
+    An agent of before tells neither phases nor this cap: the one of the next process stands for it.
+    """
+    if tenant.thread_percentage_in_force is None and tenant.phase is None:
+        return tenant.thread_percentage
+    return tenant.thread_percentage_in_force
 
 
 @dataclass(frozen=True, slots=True)

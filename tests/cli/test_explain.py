@@ -11,7 +11,9 @@ import troubles
 import yaml
 from fakecluster import HttpApiServer, check_screen, pod_object
 
-from gpushare.core.api import names
+from gpushare.cli.explain_words import verdicts
+from gpushare.core.api import TenantStatus, names
+from gpushare.core.placement import ExplainedGpu, ExplainedTenant
 from gpushare.kube import CONFIGMAPS, CORE_EVENTS, GPUNODES, GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
@@ -297,3 +299,21 @@ def test_the_role_for_explain_reads_the_settings_by_the_name_that_the_scheduler_
     code, out, err = call("explain", "late", "-o", "json")
     assert (code, json.loads(out)["standing"]) == (0, "Waits")
     assert "the chart's defaults are assumed" in err
+
+
+def test_a_process_that_keeps_an_older_cap_is_told_of() -> None:
+    def tenant(pod: str, in_force: int | None) -> ExplainedTenant:
+        seen = TenantStatus(pod_uid=pod, thread_percentage=30, thread_percentage_in_force=in_force)
+        return ExplainedTenant(
+            pod,
+            is_subject=False,
+            share_percent=25,
+            thread_percentage=30,
+            promise_ratio=None,
+            is_known=True,
+            predicted=None,
+            seen=seen,
+        )
+
+    gpu = ExplainedGpu("GPU-1", "n1", "", (tenant("shop/a", 80), tenant("shop/b", 30), tenant("shop/c", None)))
+    assert verdicts(gpu) == ["shop/a runs under 80% of the threads until its next process."]

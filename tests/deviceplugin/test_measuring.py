@@ -309,6 +309,25 @@ class TestMeasuring:
         assert (question.gpu_model, question.tenants) == ("NVIDIA H200", (a, b))
         assert [load.thread_percentage for load in question.loads] == [30, 50]  # in force; else as decided
 
+    def test_the_cap_that_its_processes_run_under_is_told_in_the_gpunode_besides_the_one_of_its_next_process(
+        self, state: NodeState
+    ) -> None:
+        a, b = tenant(state, "a"), tenant(state, "b")
+        lowered = make_pod("c", threads="50", phase="Running", env={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"})
+        state.put_pod(lowered)
+        state.set_allocations({**(state.allocations or {}), lowered.uid: {GPU_A: 25}})
+
+        def caps(*clients: ClientStatus) -> dict[str, tuple[int | None, int | None]]:
+            status = gate(clients=clients)
+            found = self.measurer(state).measure(GPU_A, status, None)
+            tenants = build_status(state, {GPU_A: status}, {GPU_A: found}).gpus[0].tenants
+            return {each.pod_uid: (each.thread_percentage, each.thread_percentage_in_force) for each in tenants}
+
+        found = caps(client(a, 12), client(b, 12), client(b, 13), client(lowered.uid, 50))
+        assert found == {a: (50, 12), b: (50, 25), lowered.uid: (50, 20)}
+        found = caps(client(a, 12), client(a, None), client(b, None))
+        assert found == {a: (50, None), b: (50, None), lowered.uid: (50, None)}, "a gate that started after them"
+
     def test_memory_is_the_pods_own_or_absent(self, state: NodeState) -> None:
         a, b = tenant(state, "a"), tenant(state, "b")
         status = gate(clients=(client(a, used=300), client(a, used=200), client(b, used=None)))

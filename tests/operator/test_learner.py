@@ -170,7 +170,8 @@ async def test_what_was_learnt_and_is_not_written_yet_outlasts_other_phases_of_t
         {"progress_error_ratio": 0.2},
         {"progress_ratio": 0.01},
         {"thread_percentage": None},
-        {"phase": 1},
+        {"phase": 1, "thread_percentage_in_force": 50},
+        {"phase": 0, "thread_percentage_in_force": None},  # a cap that not even the gate knows
     ],
 )
 async def test_disturbed_windows_teach_nothing(bench: Bench, change: dict[str, Any]) -> None:
@@ -182,19 +183,36 @@ async def test_disturbed_windows_teach_nothing(bench: Bench, change: dict[str, A
 async def test_windows_of_the_usual_work_teach_and_so_do_those_of_an_agent_that_tells_no_phase(
     bench: Bench, phase: int | None
 ) -> None:
-    await bench.see(0.75 * PREDICTED, PREDICTED, phase=phase)
+    in_force = None if phase is None else 50
+    await bench.see(0.75 * PREDICTED, PREDICTED, phase=phase, thread_percentage_in_force=in_force)
     assert bench.windows >= 6
     assert bench.learned("shop") < -0.1
 
 
 async def test_a_program_that_changes_its_kind_of_work_is_learnt_of_in_the_usual_one(bench: Bench) -> None:
     for _ in range(10):
-        await bench.see(0.75 * PREDICTED, PREDICTED, 60.0, phase=0)
-        await bench.see(0.3 * PREDICTED, PREDICTED, 60.0, phase=1)
+        await bench.see(0.75 * PREDICTED, PREDICTED, 60.0, phase=0, thread_percentage_in_force=50)
+        await bench.see(0.3 * PREDICTED, PREDICTED, 60.0, phase=1, thread_percentage_in_force=50)
     assert bench.windows >= 6
     only = Bench()
-    await only.see(0.75 * PREDICTED, PREDICTED, phase=0)
+    await only.see(0.75 * PREDICTED, PREDICTED, phase=0, thread_percentage_in_force=50)
     assert bench.learned("shop") == pytest.approx(only.learned("shop"), abs=0.03)
+
+
+async def test_a_process_that_keeps_an_older_cap_is_learnt_of_under_that_one(bench: Bench) -> None:
+    profile = as_profile(SIGNATURE)
+    assert profile is not None
+    shop, lab = (each.progress for each in default_model().predict([(profile, 80), (profile, 50)]))
+    await bench.see(shop, lab, phase=0, thread_percentage=30, thread_percentage_in_force=80)
+    assert bench.windows >= 1
+    assert abs(bench.learned("shop")) < 0.02, "it makes what is predicted under 80%"
+    assert abs(bench.learned("lab")) < 0.02
+
+
+async def test_a_set_whose_caps_in_force_have_just_changed_teaches_nothing_yet(bench: Bench) -> None:
+    for number in range(20):
+        await bench.see(0.75 * PREDICTED, PREDICTED, 10.0, phase=0, thread_percentage_in_force=40 + number % 2)
+    assert bench.windows == 0
 
 
 async def test_a_set_that_has_just_changed_teaches_nothing_yet(bench: Bench) -> None:

@@ -102,6 +102,9 @@ def verdicts(gpu: ExplainedGpu) -> list[str]:
             lines.append(
                 f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.seen.promise_ratio:.2f}."
             )
+        in_force = each.seen.thread_percentage_in_force if each.seen is not None else None
+        if in_force is not None and in_force != each.thread_percentage:
+            lines.append(f"{each.pod} runs under {in_force}% of the threads until its next process.")
         if each.seen is not None and each.seen.throttle_ratio:
             part = f"{each.seen.throttle_ratio:.0%} of the time"
             lines.append(f"{each.pod} is kept stopped {part}, for a neighbour's promise.")

@@ -98,6 +98,15 @@ def test_everybody_on_its_gpu_has_a_promise_and_a_prediction_under_its_own_cap()
     assert web.promise_ratio == promised_progress(known("latency-probe").profile, 50, 3.0)
 
 
+def test_a_process_that_keeps_an_older_cap_is_predicted_under_that_one() -> None:
+    context = context_of((asked("other", 50, "stream"), at(0, cap=30)))
+    seen = {"shop/other": TenantStatus(pod_uid="u", thread_percentage=30, thread_percentage_in_force=80)}
+    (gpu,) = explained(asked("web", 50, "latency-probe"), context, at(0), seen=seen).gpus
+    tenants = [(known("latency-probe").profile, 50), (known("stream").profile, 80)]
+    assert tuple(each.predicted for each in gpu.tenants) == default_model().for_gpu(H200).predict(tenants)
+    assert gpu.tenants[1].thread_percentage == 30
+
+
 def test_pods_with_auto_are_promised_what_a_whole_gpu_makes_over_the_slowdown() -> None:
     auto = replace(asked("other", 50, "stream"), is_auto=True)
     subject = replace(asked("web", 50, "latency-probe"), is_auto=True)

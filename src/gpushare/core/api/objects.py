@@ -419,6 +419,13 @@ class TenantStatus:
         default=None,
         minimum=0,
     )
+    thread_percentage_in_force: int | None = described(
+        "The cap that its present processes run under, all together; absent without processes or if the gate does "
+        "not know it of each.",
+        default=None,
+        minimum=1,
+        maximum=100,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,9 @@ class ExplainedTenant:
         is_subject: whether it is the pod in question.
         promise_ratio: its promised progress; None if neither its node nor its GpuShare says it.
         is_known: whether its workload has a profile; None if that was not read.
-        predicted: its forecast in this set of tenants under their caps; None while one of them has no profile.
+        thread_percentage: cap of its decision, for its next process.
+        predicted: its forecast in this set of tenants under the caps in force; None while one of them has no
+            profile.
         seen: the last measurement of its node's agent; None without one.
         phases: number of kinds of work that its workload does besides the usual one.
     """
@@ -351,7 +353,13 @@ def _gpu(
             (each.pod_uid, each.share_milli, tolerates, each.thread_percentage, each.known, each.is_auto)
         )
     members = [subject, *others]
-    predicted = _predicted(model, gpu_model, [(known, cap or 100) for *_, cap, known, _ in members])
+    # A present process runs under the cap that it connected with, whatever was decided since.
+    in_force = [
+        (seen[pod].thread_percentage_in_force if pod in seen else None) or cap for pod, *_, cap, _, _ in members
+    ]
+    predicted = _predicted(
+        model, gpu_model, [(known, cap or 100) for (*_, known, _), cap in zip(members, in_force, strict=True)]
+    )
     tenants = []
     for (pod, milli, tolerates, cap, known, is_auto), forecast in zip(members, predicted, strict=True):
         seen_of = seen.get(pod)
