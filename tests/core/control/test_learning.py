@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import LearnedEffect
 from gpushare.core.control.learning import SeenTenant, is_decided_by_counters, learnt
-from gpushare.core.interference import NO_EFFECTS, Effects, Profile, effects_of, exposure
+from gpushare.core.interference import NO_EFFECTS, Effects, Profile, cap_progress, effects_of, exposure
 from gpushare.core.interference.learned_effects import PRESSURE_ERROR, SENSITIVITY_ERROR
 from gpushare.data import default_model
 
@@ -127,6 +127,51 @@ def test_the_model_moves_its_prediction_by_what_was_learnt_and_leaves_the_others
     assert alone.progress == pytest.approx(before.progress * math.exp(-0.2))
     assert alone.upper - alone.lower == pytest.approx(before.upper - before.lower)
     assert moved[1].upper - moved[1].lower == pytest.approx(plain[1].upper - plain[1].lower, rel=1e-6)
+
+
+@pytest.mark.parametrize("cap", [10, 25, 50, 100])
+@pytest.mark.parametrize("curve", [{}, {25: 0.42, 50: 0.7}])
+def test_no_effect_moves_a_prediction_above_what_the_program_can_make_alone_under_its_cap(
+    cap: int, curve: dict[int, float]
+) -> None:
+    """Windows under mild caps may teach a large sensitivity, which counts most under strict ones."""
+    profiles, _ = bench.table()
+    one, other = (profiles[name] for name in sorted(profiles)[:2])
+    one = replace(one, cap_curve=curve, effects=Effects(sensitivity=0.3))
+    pressing = replace(other, effects=Effects(pressure=0.7))
+    highest = min(1.0, 1.3 * cap_progress(one, cap / 100))
+    for others in ((), ((other, 50),), ((pressing, 50),)):
+        plain, *_ = default_model().predict([(replace(one, effects=NO_EFFECTS), cap), *others])
+        found, *_ = default_model().predict([(one, cap), *others])
+        assert plain.progress <= found.progress <= highest + 1e-6
+
+
+def test_a_measured_cap_curve_bounds_more_closely() -> None:
+    profiles, _ = bench.table()
+    one = profiles[min(profiles)]
+    one = replace(one, cap_curve={25: 0.4}, capped={25: one.counters}, effects=Effects(sensitivity=0.7))
+    (found,) = default_model().predict([(one, 25)])
+    assert found.progress == pytest.approx(1.1 * 0.4)
+
+
+def test_windows_with_all_threads_make_predictions_under_strict_caps_no_more_certain_than_they_can() -> None:
+    profiles, _ = bench.table()
+    one, other = (profiles[name] for name in sorted(profiles)[:2])
+    a, b = replace(A, thread_percentage=100), replace(B, thread_percentage=100)
+    known: dict[str, LearnedEffect] = {}
+    for _ in range(60):
+        known |= learnt([a, b], known, GPU)
+    effect = known["shop/a"]
+    assert effect.sensitivity_error is not None
+    effects = effects_of([effect], GPU)
+
+    def relative_width(cap: int) -> float:
+        found, _ = default_model().predict([(replace(one, effects=effects), cap), (other, 50)])
+        return (found.upper - found.lower) / found.progress
+
+    assert effects.trust >= 0.9
+    assert effects.deviation_under(15) >= exposure(15) * effect.sensitivity_error - 0.02
+    assert relative_width(15) > 1.3 * relative_width(50) > 1.5 * relative_width(100)
 
 
 def test_a_table_grows_with_and_without_effects() -> None:

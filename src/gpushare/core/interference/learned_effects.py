@@ -27,14 +27,25 @@ class Effects:
     Attributes:
         sensitivity: logarithm of its measured over predicted progress, under a cap of half the threads.
         pressure: logarithm of its neighbours' measured over predicted progress; a set uses the neighbours' mean.
-        deviation: standard deviation of the logarithm of its progress around the corrected prediction.
-        trust: 0 if its interval is the model's, 1 if it follows `deviation`, or between.
+        deviation: standard deviation of the logarithm of its progress around the corrected prediction, without
+            what the sensitivity's own error adds under a cap (`deviation_under`).
+        trust: 0 if its interval is the model's, 1 if it follows the deviation, or between.
+        sensitivity_error: standard error of the sensitivity.
     """
 
     sensitivity: float = 0.0
     pressure: float = 0.0
     deviation: float = 0.0
     trust: float = 0.0
+    sensitivity_error: float = 0.0
+
+    def deviation_under(self, thread_percentage: float) -> float:
+        """Return the standard deviation under a cap (1 to 100).
+
+        The sensitivity counts by its exposure, and so does its error: windows under mild caps teach little about
+        strict ones.
+        """
+        return math.hypot(exposure(thread_percentage) * self.sensitivity_error, self.deviation)
 
 
 NO_EFFECTS: Final = Effects()
@@ -51,16 +62,13 @@ def effects_of(learned: Iterable[LearnedEffect], gpu_model: str) -> Effects:
     known = next((each for each in learned if each.gpu_model == gpu_model), None)
     if known is None or known.windows == 0:
         return NO_EFFECTS
-    deviation = math.hypot(
-        _or(known.sensitivity_error, SENSITIVITY_ERROR),
-        _or(known.pressure_error, PRESSURE_ERROR),
-        _or(known.deviation, UNEXPLAINED),
-    )
+    deviation = math.hypot(_or(known.pressure_error, PRESSURE_ERROR), _or(known.deviation, UNEXPLAINED))
     return Effects(
         _stepped(known.sensitivity),
         _stepped(known.pressure),
         _stepped(deviation),
         round(known.windows / (known.windows + _HALF_TRUSTED), 1),
+        _stepped(_or(known.sensitivity_error, SENSITIVITY_ERROR)),
     )
 
 

@@ -83,7 +83,8 @@ class TenantTable:
         alone: progress alone.
         caps: 0 to 1.
         lacks: `Lacking` of each profile.
-        learned: sensitivity under the cap, pressure, deviation and trust, 4 x tenants; None if nothing was learnt.
+        learned: sensitivity under the cap, pressure, deviation under the cap, trust: 4 x tenants; None if nothing
+            was learnt.
     """
 
     pressures: tuple[network.Pressure, ...]
@@ -195,7 +196,9 @@ class InterferenceModel:
         bounds[sizes == 1] = _alone_bounds(table, rows.T[sizes == 1])
         bounds = bounds * alone[:, :, None]
         if table.learned is not None:
-            progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], stands)
+            _, above = _alone_bounds(table, np.arange(len(table.alone))).T
+            highest = np.minimum(1.0, table.alone * (1.0 + self.widening * above))[rows.T]
+            progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], highest, stands)
         lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
         upper = np.minimum(progress + self.widening * bounds[:, :, 1], _MOST_PROGRESS) * stands
         return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
@@ -284,7 +287,7 @@ def _learned(profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> 
     if all(profile.effects == NO_EFFECTS for profile in profiles):
         return None
     each = [
-        (each.sensitivity * exposure(cap), each.pressure, each.deviation, each.trust)
+        (each.sensitivity * exposure(cap), each.pressure, each.deviation_under(cap), each.trust)
         for each, cap in zip([profile.effects for profile in profiles], thread_percentages, strict=True)
     ]
     return np.array(each).T
@@ -297,18 +300,25 @@ def _joined(one: TenantTable, other: TenantTable) -> Array | None:
     return np.concatenate(both, axis=1)
 
 
-def _moved(progress: Array, bounds: Array, learned: Array, stands: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+def _moved(
+    progress: Array, bounds: Array, learned: Array, highest: Array, stands: npt.NDArray[np.bool_]
+) -> tuple[Array, Array]:
     """Correct predictions (sets x places) and their bounds (sets x places x 2) by the learned effects.
 
     The prediction of a lone tenant is corrected too, because its sensitivity is mostly the cost of its cap. Its
     bounds stay, because windows beside others say nothing about their width.
+
+    Args:
+        learned: as in `TenantTable`, 4 x sets x places.
+        highest: upper bound of the progress alone under the cap, at most 1, sets x places: no effect moves a
+            prediction above it, as no neighbour makes a tenant faster than it is alone (docs/adr/0227).
     """
     sensitivity, pressure, deviation, trust = np.where(stands, learned, 0.0)
     others = pressure.sum(axis=1, keepdims=True) - pressure
     sizes = stands.sum(axis=1, keepdims=True)
     count = np.maximum(sizes - 1, 1)
     trust = np.where(sizes > 1, trust, 0.0)
-    moved = np.minimum(progress * np.exp(sensitivity + others / count), np.maximum(progress, 1.0))
+    moved = np.minimum(progress * np.exp(sensitivity + others / count), np.maximum(progress, highest))
     own = _ERRORS_IN_BOUND * deviation * moved
     both = np.stack([-own, own], axis=2)
     return moved, bounds + trust[:, :, None] * (both - bounds)
