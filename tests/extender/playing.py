@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ class Time:
         while self.now < until:
             self.now = min(until, self.now + STOOD_STILL_SECONDS - 1)
             assert extender.refusal() == ""
+
+
+@dataclass
+class UnixTime:
+    """Unix time of all views, which the test turns."""
+
+    now: float
+
+    def __call__(self) -> float:
+        return self.now
+
+    def rules(self, extender: Extender) -> None:
+        """Let an extender take it for its own time and date its decisions by it."""
+        extender.ledger._now = self
+        extender.binder._now = lambda: datetime.fromtimestamp(self.now, UTC)
 
 
 async def fall_ill(scene: Scene, agents: Agents, running: Any, time: Time, step: int) -> None:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.extender.crowded import queueing, short_of_memory, slowed
-from tests.extender.playing import check, examples
+from tests.extender.playing import UnixTime, check, examples
 from tests.extender.scenes import MODEL, Machine, Scene, Wanted, add_machine, create, refused_by_scheduler
 from tests.extender.views import (
     EXTENDER,
@@ -51,16 +51,6 @@ SHORT = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "
 
 
 @dataclass
-class UnixTime:
-    """The time of all views, which the test turns."""
-
-    now: float = BEGINS_AT
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
 class Queue:
     """One scene in which pods wait, as all views have it.
 
@@ -80,8 +70,7 @@ class Queue:
     placed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.running.extender.ledger._now = self.time
-        self.running.extender.binder._now = lambda: datetime.fromtimestamp(self.time.now, UTC)
+        self.time.rules(self.running.extender)
 
     async def time_passes(self) -> None:
         ledger = self.running.extender.ledger
@@ -156,7 +145,7 @@ async def play_queue(make_cluster: Any, serve_cluster: Any, scene: Scene, files:
     async with serve_cluster(
         cluster, settings=scene.release, best_nodes=scene.best_nodes, fence_timeout_seconds=0.0
     ) as running:
-        time = UnixTime()
+        time = UnixTime(BEGINS_AT)
         plan = PlanArm(cluster, scene, files, now=time)
         requests = [plan.request_of(f"p{number}") for number in range(len(scene.wanted))]
         submitted = [created_at(number, scene) for number in range(len(scene.wanted))]

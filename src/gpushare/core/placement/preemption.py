@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpushare.core.api import Rejection
 from gpushare.core.placement.decide import DecisionContext, decide
-from gpushare.core.placement.shapes import PlacementRequest
+from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest
+from gpushare.core.placement.state import ClusterState
 
 
 def choose_victims(
@@ -20,8 +21,8 @@ def choose_victims(
 
     kube-scheduler's proposal frees enough on the node in sum, which may be spread over several GPUs. If its
     victims free enough on one GPU, they are returned unchanged. Otherwise each GPU is tried without its own
-    tenants and without the proposed pods, whose CPU and memory may be needed too, and every pod that the request
-    fits beside is spared. Of the GPUs the one with the fewest and lowest victims is taken.
+    tenants and without the proposed pods, whose CPU, memory or shares may be needed too, and every pod that the
+    request fits beside is spared. Of the GPUs the one with the fewest and lowest victims is taken.
 
     Args:
         priority: of the pod to place; only pods of lower priority are evicted.
@@ -55,9 +56,24 @@ def _fits_without(request: PlacementRequest, context: DecisionContext, node: str
     try:
         for uid in leaving:
             context.state.release(uid)
-        return not isinstance(decide(request, context, node=node), Rejection)
+        return _suffices_for_kubelet(request, context.state, node) and not isinstance(
+            decide(request, context, node=node), Rejection
+        )
     finally:
         context.state.undo(snapshot)
+
+
+def _suffices_for_kubelet(request: PlacementRequest, state: ClusterState, node: str) -> bool:
+    """Return whether kubelet offers enough shares on a node; else kube-scheduler would not ask about it again.
+
+    It offers those of the healthy GPUs, of which the tenants of all count, also of those that have failed.
+    """
+    row = state.row(node)
+    if row is None:
+        return False
+    present, healthy = state.present[:, row], state.healthy[:, row]
+    taken_milli = (GPU_MILLI - state.share_free_milli[present, row]).sum()
+    return bool(GPU_MILLI * (present & healthy).sum() - taken_milli >= request.gpu_count * request.share_milli)
 
 
 def _lower(
