@@ -7,6 +7,7 @@ writes afterwards, are written too.
 """
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from devcluster.loopback import unused_port
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import controlplane
 from bench.controlplane import ControlPlane
@@ -38,6 +40,7 @@ class LiveResult:
     Attributes:
         seconds: from its start until all statuses are written.
         longest_answer_seconds: the slowest answer of Kopf's own probe, which the reconciler's event loop gives.
+        longest_stall_seconds: the operator's event loop was never late by more, by its own metric's buckets.
         processor_seconds: by process, until then: the operator, kube-apiserver, etcd.
         all_seconds: from its start until no event waits to be written either.
         all_processor_seconds: by process, until then.
@@ -45,6 +48,7 @@ class LiveResult:
 
     seconds: float
     longest_answer_seconds: float
+    longest_stall_seconds: float
     resident_mib: float
     processor_seconds: dict[str, float]
     named_pods: int
@@ -102,6 +106,17 @@ def samples(text: str) -> dict[str, float]:
     return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
+def longest_stall_seconds(page: str) -> float:
+    """Return the bound of the smallest bucket of `gpushare_event_loop_lag_seconds` that holds all looks."""
+    looks = {
+        float(sample.labels["le"]): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "gpushare_event_loop_lag_seconds_bucket"
+    }
+    return min(bound for bound, count in looks.items() if count == looks[math.inf])
+
+
 def named_pods(share: Json) -> int:
     return len((share.get("status") or {}).get("placements") or ())
 
@@ -148,7 +163,8 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
                 begun = True
                 if time.monotonic() < scrape_at:
                     continue
-                found = samples(await _get(f"http://127.0.0.1:{metrics_port}/metrics"))
+                page = await _get(f"http://127.0.0.1:{metrics_port}/metrics")
+                found = samples(page)
                 scrape_at = time.monotonic() + SCRAPE_SECONDS
                 written = found.get("gpushare_operator_status_writes_total", 0.0)
                 if written >= expected and not found["gpushare_operator_queue_length"]:
@@ -159,13 +175,23 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
     resident = most_resident_mib(pids["operator"])
     named = sum((await api.list(GPUSHARES, named_pods)).items)
     assert named >= pod_count, f"{named} of {pod_count} pods are named"
-    return LiveResult(named_after[0], longest, resident, named_after[1], named, all_seconds, all_spent)
+    return LiveResult(
+        named_after[0],
+        longest,
+        longest_stall_seconds(page),
+        resident,
+        named_after[1],
+        named,
+        all_seconds,
+        all_spent,
+    )
 
 
 def describe(result: LiveResult) -> str:
     return (
         f"{result.seconds:.1f} s until {result.named_pods} pods are named, slowest probe "
-        f"{result.longest_answer_seconds:.2f} s, {result.resident_mib:.0f} MiB at most; processor time: "
+        f"{result.longest_answer_seconds:.2f} s, event loop late by at most {result.longest_stall_seconds:g} s, "
+        f"{result.resident_mib:.0f} MiB at most; processor time: "
         f"{_by_process(result.processor_seconds)}; with the events {result.all_seconds:.1f} s, processor time: "
         f"{_by_process(result.all_processor_seconds)}"
     )

@@ -9,6 +9,7 @@ from dashboards.panels import PanelColumn, answer, board, graph, query, rows, st
 BUCKETS = "sum by (le, verb) (rate(gpushare_extender_request_duration_seconds_bucket[5m]))"
 FENCE = "sum by (le) (rate(gpushare_extender_bind_fence_wait_seconds_bucket[5m]))"
 REVIEWS = "sum by (le) (rate(gpushare_admission_review_duration_seconds_bucket[5m]))"
+LAG = "sum by (le, part) (rate(gpushare_event_loop_lag_seconds_bucket[5m]))"
 WORK = "sum by (le, kind) (rate(gpushare_operator_reconciliation_duration_seconds_bucket[5m]))"
 
 
@@ -181,6 +182,13 @@ def operator() -> list[Any]:
             "Windows of shared GPUs that taught something about their workloads, a second.",
             "ops",
             query("sum(rate(gpushare_operator_windows_learnt_total[5m]))", "windows"),
+        ),
+        graph(
+            "Longest stalls",
+            "For how long, at most, one step of a part's work or a lack of CPU kept all else in it waiting. The "
+            "operator's should be 0.5 s at most.",
+            "s",
+            query(f"histogram_quantile(1, {LAG})", "{{part}}"),
         ),
         graph(
             "Deletions that no watch brought",

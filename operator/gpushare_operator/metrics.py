@@ -8,6 +8,7 @@ from itertools import product
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gpushare.core.api import Phase, TroubleKind
+from gpushare.runtime.http import lag_histogram
 
 
 class WorkKind(StrEnum):
@@ -103,6 +104,7 @@ class OperatorMetrics:
         self.shares = Gauge(
             "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
         )
+        self.lag = lag_histogram(self.registry)
         # Create each series at 0, so that its first count is an increase to Prometheus.
         for kind, result in product(WorkKind, WorkResult):
             self.reconciliations.labels(kind.value, result.value)

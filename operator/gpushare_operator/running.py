@@ -18,7 +18,7 @@ from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsAndProbes, Route, metrics_route, probe_route
 from gpushare.runtime.options import Variables
-from gpushare.runtime.tasks import without_end
+from gpushare.runtime.tasks import watch_lag, without_end
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
@@ -148,6 +148,9 @@ class Operator:
             self._tasks = [asyncio.create_task(one.run(), name=f"relist-{one.path}") for one in self._relists]
             self._tasks.append(asyncio.create_task(self._work(), name="reconciler"))
             self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
+            self._tasks.append(
+                asyncio.create_task(watch_lag(self._metrics.lag.labels("operator").observe), name="loop-lag")
+            )
             stack.push_async_callback(_cancel, self._tasks)
             self._show_objects()
             self._serve(stack)

@@ -3,7 +3,10 @@
 import pytest
 from bench import controlplane
 from bench.operator import Scene
-from bench.operator_live import describe, measure_live, samples
+from bench.operator_live import describe, longest_stall_seconds, measure_live, samples
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gpushare.runtime.http import lag_histogram
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -16,6 +19,7 @@ async def test_every_pod_is_named_and_each_process_costs_time() -> None:
     assert found.named_pods == 12
     assert set(found.processor_seconds) == {"apiserver", "etcd", "operator"}
     assert 0.0 < found.processor_seconds["operator"] < found.seconds * 4
+    assert found.longest_stall_seconds > 0.0
     assert found.resident_mib > 20.0
     assert found.all_seconds >= found.seconds
     assert found.all_processor_seconds["apiserver"] >= found.processor_seconds["apiserver"] > 0.0
@@ -26,3 +30,11 @@ async def test_every_pod_is_named_and_each_process_costs_time() -> None:
 
 def test_samples_are_read_without_those_that_have_labels() -> None:
     assert samples('# HELP a b\na_total 3.0\nb{x="1"} 4\nc 5e2\n') == {"a_total": 3.0, "c": 500.0}
+
+
+def test_the_longest_stall_is_the_bound_of_the_bucket_that_holds_all_looks() -> None:
+    registry = CollectorRegistry()
+    lag = lag_histogram(registry).labels("operator")
+    for seconds in (0.0, 0.02, 0.3):
+        lag.observe(seconds)
+    assert longest_stall_seconds(generate_latest(registry).decode()) == 0.5

@@ -1,8 +1,8 @@
 """One decision: the extender over HTTP, `gpushare plan`, `explain`, `sim cluster` and `sim jobs` decide alike.
 
 They name the same GPUs, the same cap and the same reason for each refusal (docs/adr/0106). In most of these scenes
-pods find room; test_refused_alike.py has those in which they are refused, and counts how often each view did so, and
-test_preempt_alike.py those in which other pods are evicted for them.
+pods find room; test_refused_alike.py has those in which they are refused, and counts how often each view did so.
+In those of test_preempt_alike.py other pods are evicted for them.
 
 What each can be compared on:
 

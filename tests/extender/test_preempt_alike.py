@@ -10,8 +10,8 @@ node's sums (`proposal`), and the extender answers over HTTP. That is held to
 - the cluster: the victims of one node are evicted, and the pod gets the very GPU, cap and memory that `plan`
   named before anybody left.
 
-test_one_decision.py holds `plan` and the live answer to each other where nobody has to leave. As there, `plan` reads
-the API's objects in some scenes and files that `gpushare snapshot` wrote in the others.
+test_one_decision.py holds `plan` and the live answer to each other where nobody has to leave. As there, `plan`
+reads the API's objects in some scenes and files that `gpushare snapshot` wrote in the others.
 """
 
 from __future__ import annotations

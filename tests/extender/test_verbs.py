@@ -338,6 +338,7 @@ async def test_a_watch_that_breaks_in_an_unknown_way_begins_again(cluster, caplo
         ("the first lists", "gpushare.extender.ledger.ShareLedger.learn"),
         ("waking waiting pods", "gpushare.extender.ledger.ShareLedger.listen"),
         ("the heartbeat", "gpushare.extender.server.Extender._look_back"),
+        ("watching the event loop's lag", "prometheus_client.Histogram.observe"),
         ("keeping the heap small", "gpushare.extender.server.keep_small"),
     ],
 )
@@ -384,6 +385,7 @@ async def test_metrics_tell_what_happened(running):
     assert 'gpushare_extender_rejections_total{reason="NoGpus"} 1.0' in text
     assert 'gpushare_extender_watch_restarts_total{resource="pods"} 0.0' in text
     assert "gpushare_extender_ready 1.0" in text
+    assert 'gpushare_event_loop_lag_seconds_count{part="extender"}' in text
 
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])

@@ -80,6 +80,7 @@ async def test_a_wrong_pod_is_refused_by_both(client: Client) -> None:
     metrics = await client.get("/metrics")
     assert 'gpushare_admission_rejections_total{reason="InvalidAnnotation"} 2.0' in metrics
     assert 'gpushare_admission_reviews_total{result="refused",webhook="mutate"} 1.0' in metrics
+    assert 'gpushare_event_loop_lag_seconds_count{part="admission"}' in metrics
 
 
 async def test_what_is_not_ours_passes(client: Client) -> None:

@@ -88,6 +88,12 @@ async def test_the_probe_port_serves_the_probe_alone_and_the_metrics_port_both(p
     assert (status, "# TYPE gpushare_operator_queue_length gauge" in text) == (200, True)
 
 
+async def test_the_metrics_port_tells_how_late_the_event_loop_is(probed: Probed) -> None:
+    await probed.beats()
+    _, text = probed.ask("/metrics", probed.metrics_port)
+    assert 'gpushare_event_loop_lag_seconds_count{part="operator"}' in text
+
+
 async def test_the_probe_fails_while_the_event_loop_is_stuck_and_not_while_it_is_busy(probed: Probed) -> None:
     """Asking stops this loop, as a handler that hangs would: the answer comes from another thread."""
     await probed.beats()
@@ -109,7 +115,7 @@ async def test_the_probe_fails_while_the_reconciler_is_stuck_in_a_loop_that_runs
     assert probed.ask() == (503, "the reconciler has been stuck for 301 s\n")
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "reconciler", "relist-/api/v1/pods"])
+@pytest.mark.parametrize("name", ["heartbeat", "loop-lag", "reconciler", "relist-/api/v1/pods"])
 async def test_the_probe_fails_once_a_task_has_ended(probed: Probed, name: str) -> None:
     (task,) = (each for each in probed.operator._tasks if each.get_name() == name)
     task.cancel()

@@ -21,8 +21,8 @@ from gpushare.core.api import Reason, shown
 from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
-from gpushare.runtime.http import BearerToken, listen_at, metrics_token
-from gpushare.runtime.tasks import without_end
+from gpushare.runtime.http import BearerToken, lag_histogram, listen_at, metrics_token
+from gpushare.runtime.tasks import watch_lag, without_end
 from gpushare_operator.admission.connections import Connections
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.turns import MOST_WAITING, ReviewTurns, TooManyError
@@ -134,6 +134,7 @@ class AdmissionMetrics:
             "Connections closed to make room for others, since the start.",
             registry=self.registry,
         )
+        self.lag = lag_histogram(self.registry)
         # Create each series at 0, so that its first count is an increase to Prometheus.
         for webhook, result in product(Webhook, ReviewResult):
             self.count(webhook, result, 0)
@@ -305,6 +306,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
             "keeping the certificate": certificate.keep(),
             "watching limits": watched.keep(),
             "keeping the heap small": keep_small(),
+            "watching the event loop's lag": watch_lag(metrics.lag.labels("admission").observe),
         }
         background = [tasks.create_task(without_end(name, work)) for name, work in endless.items()]
         try:

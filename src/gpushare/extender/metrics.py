@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from gpushare.core.api import Reason
 from gpushare.kube import Reflector
+from gpushare.runtime.http import lag_histogram
 
 _LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 _FENCE_BUCKETS: Final = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -79,6 +80,7 @@ class ExtenderMetrics:
             registry=self.registry,
         )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
+        self.lag = lag_histogram(self.registry)
         for reason in Reason:  # start at 0, otherwise the first one would not show as an increase
             self.rejections.labels(reason.value)
 

@@ -32,6 +32,7 @@ from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, current_namespace
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import HttpAnswer, MetricsAndProbes, Route, metrics_route, probe_route
+from gpushare.runtime.tasks import watch_lag
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
@@ -167,6 +168,9 @@ class Extender:
                 asyncio.create_task(self._start(stack), name="the first lists"),
                 asyncio.create_task(self._wake(), name="waking waiting pods"),
                 asyncio.create_task(self._beat(), name="the heartbeat"),
+                asyncio.create_task(
+                    watch_lag(self.metrics.lag.labels("extender").observe), name="watching the event loop's lag"
+                ),
                 asyncio.create_task(self._keep_small(), name="keeping the heap small"),
             )
             try:

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,7 @@ METRICS_PATH: Final = "/metrics"
 CREDENTIAL_VARIABLE: Final = "GPUSHARE_METRICS_TOKEN_FILE"
 TEXT: Final = "text/plain; charset=utf-8"
 _STOP_SECONDS: Final = 5.0
+_LAG_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,17 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
     for collector in collectors:
         registry.register(collector)
     return registry
+
+
+def lag_histogram(registry: CollectorRegistry) -> Histogram:
+    """Return the histogram of how late a process's event loop is; its label `part` tells whose it is."""
+    return Histogram(
+        "gpushare_event_loop_lag_seconds",
+        "How late a wait of 0.1 s ended in the event loop of a part.",
+        ["part"],
+        buckets=_LAG_BUCKETS,
+        registry=registry,
+    )
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:

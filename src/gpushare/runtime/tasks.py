@@ -5,8 +5,11 @@ done, and its other children go on without it.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NoReturn
+
+LOOK_SECONDS: Final = 0.1
+"""Time between two looks at the event loop: a stall counts less what was left of this wait when it began."""
 
 
 class TaskEndedError(Exception):
@@ -40,3 +43,16 @@ async def without_end(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
             raise
         raise TaskEndedError(f"{name} was cancelled, though nobody ended it") from error
     raise TaskEndedError(f"{name} has ended, though it runs for as long as its process")
+
+
+async def watch_lag(observe: Callable[[float], None]) -> NoReturn:
+    """Tell how late the running event loop is until cancelled: for how long a step of some task stalls all others.
+
+    Args:
+        observe: called with the seconds by which each wait of `LOOK_SECONDS` ended late.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        due_at = clock() + LOOK_SECONDS
+        await asyncio.sleep(LOOK_SECONDS)
+        observe(max(0.0, clock() - due_at))
