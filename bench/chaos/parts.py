@@ -22,12 +22,17 @@ class Component(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A kind of process of a part: words of its command line, and how many run at least; `per_gpu` or per pod."""
+    """A kind of process of a part: words of its command line, and how many run at least; `per_gpu` or per pod.
+
+    Attributes:
+        is_newer: whether pods of an earlier release, which no upgrade replaces, run without it.
+    """
 
     part: Component
     words: str
     per_gpu: bool = False
     is_ours: bool = True
+    is_newer: bool = False
 
 
 ROLES: Final[Mapping[str, Role]] = {
@@ -40,6 +45,7 @@ ROLES: Final[Mapping[str, Role]] = {
     "host": Role(Component.MPS, "gpushare.mps.host"),
     "gate": Role(Component.MPS, "gpushare.mps.keeper", per_gpu=True),
     "throttle": Role(Component.MPS, "gpushare.mps.throttler"),
+    "thawer": Role(Component.MPS, "gpushare.mps.thawer", is_newer=True),
     "daemon": Role(Component.MPS, "gpushare.twin.mps.daemon", per_gpu=True, is_ours=False),
 }
 
@@ -59,6 +65,8 @@ def missing_roles(parts: Mapping[str, Component], found: Iterable[RunningProcess
     processes = tuple(found)
     missing = []
     for name, role in ROLES.items():
+        if role.is_newer:
+            continue  # its pod is not ready without it
         wanted = gpus if role.per_gpu else sum(part is role.part for part in parts.values())
         running = len(processes_of(role, parts, processes))
         if running < wanted:

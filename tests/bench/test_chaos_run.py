@@ -21,7 +21,7 @@ from bench.chaos.hang import STATE, HungDriver
 from bench.chaos.load import LARGEST_PERCENT, Load, order, room_percent
 from bench.chaos.look import clients_of_twin, pod_seen
 from bench.chaos.node import RunningProcess, gate_file, pod_uid_in, twin_file
-from bench.chaos.parts import Component, missing_roles
+from bench.chaos.parts import ROLES, Component, missing_roles, processes_of
 from bench.chaos.picture import ClientSeen
 from bench.chaos.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
 from bench.chaos.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
@@ -382,6 +382,13 @@ def test_a_part_whose_process_is_gone_is_missing() -> None:
     found = [RunningProcess(number, "u1", f"python -m {text}", "python") for number, text in enumerate(words)]
     assert missing_roles(parts, found, 2) == ["0 of 2 processes of daemon run"]
     assert "1 of 2 processes of gate run" in missing_roles(parts, found[:3], 2)
+
+
+def test_a_part_that_an_earlier_release_lacks_is_measured_and_not_missed() -> None:
+    parts = {"u1": Component.MPS}
+    thawer = RunningProcess(1, "u1", "python -m gpushare.mps.thawer --directory /run/gpushare", "python")
+    assert processes_of(ROLES["thawer"], parts, [thawer]) == [thawer]
+    assert not [text for text in missing_roles(parts, [], 2) if "thawer" in text]
 
 
 def test_a_pod_as_the_api_server_tells_it() -> None:

@@ -13,6 +13,7 @@ from tests.chart.chartobjects import CHART, ROOT, VALUES, Json, Render, containe
 from gpushare.core.admission import Defaults
 from gpushare.core.api import names
 from gpushare.mps import host as mps_host
+from gpushare.mps import thawer as mps_thawer
 from gpushare.twin.mps import stopped
 from gpushare_deviceplugin import options as agent_options
 from gpushare_deviceplugin.allocation import DeviceListStrategy
@@ -63,6 +64,8 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
             assert security["readOnlyRootFilesystem"] is True
             # To stop, hold and kill clients that are to be ended, and to kill who left MPS.
             added = {"mps": {"add": ["KILL", "SYS_PTRACE"]}, "agent": {"add": ["KILL"]}}.get(part, {})
+            if container["name"] == "thawer":
+                added = {}
             assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert security["runAsNonRoot"] is (part not in ("agent", "mps"))
@@ -170,7 +173,8 @@ def test_the_agent_looks_at_cdi_and_at_the_toolkit_where_it_is_told_to(render: R
 @pytest.mark.parametrize("enabled", [True, False])
 def test_only_the_mps_host_may_write_cgroups_and_only_for_the_throttle(render: Render, enabled: bool) -> None:
     parts = workloads(render({"throttle": {"enabled": enabled}}))
-    (container,) = containers(parts["mps"])
+    container, *thawers = containers(parts["mps"])
+    assert [one["name"] for one in thawers] == (["thawer"] if enabled else [])
     host = mps_host._parse([*container["command"][3:], *container["args"]])
     assert host.no_throttle is not enabled
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
@@ -182,6 +186,34 @@ def test_only_the_mps_host_may_write_cgroups_and_only_for_the_throttle(render: R
         assert host.cgroup_root == stopped.NODE_CGROUPS, "the twin sees who is frozen"
     else:
         assert "cgroup" not in volumes
+
+
+def test_the_thawer_sees_what_the_mps_host_sees_and_can_write_nothing_else(render: Render) -> None:
+    values = {"mps": {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "logging": {"level": "DEBUG"}}
+    host, thawer = containers(workloads(render(values))["mps"])
+    assert thawer["command"][:3] == ["python", "-m", mps_thawer.__name__]
+    given = mps_thawer.parse([*thawer["command"][3:], *thawer["args"]])
+    seen = mps_host._parse([*host["command"][3:], *host["args"]])
+    assert (given.directory, given.cgroup_root) == (seen.directory, seen.cgroup_root)
+    own = {mount["mountPath"]: mount for mount in host["volumeMounts"]}
+    for mount in thawer["volumeMounts"]:
+        assert mount["name"] == own[mount["mountPath"]]["name"]
+        assert mount.get("readOnly", False) is (mount["mountPath"] != str(given.cgroup_root))
+    assert thawer["securityContext"] == {**host["securityContext"], "capabilities": {"drop": ["ALL"]}}
+    assert thawer["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert thawer["env"] == [{"name": "GPUSHARE_LOG_LEVEL", "value": "DEBUG"}]
+    assert not {"ports", "readinessProbe", "livenessProbe", "startupProbe", "lifecycle"} & thawer.keys()
+
+
+def test_the_thawer_follows_its_values_and_does_without(render: Render) -> None:
+    own = {"requests": {"memory": "20Mi"}, "limits": {"memory": "48Mi"}}
+    _, thawer = containers(workloads(render({"throttle": {"thawer": {"resources": own}}}))["mps"])
+    assert thawer["resources"] == {"requests": {"cpu": "5m", "memory": "20Mi"}, "limits": {"memory": "48Mi"}}
+    for values in ({"throttle": {"thawer": None}}, {"throttle": {"thawer": {"resources": None}}}):
+        _, thawer = containers(workloads(render(values))["mps"])
+        assert not thawer["resources"]  # as with a former release's values
+    _, thawer = containers(workloads(render({"mps": {"securityContext": None}}))["mps"])
+    assert thawer["securityContext"] == {"capabilities": {"drop": ["ALL"]}}
 
 
 def test_the_node_parts_tolerate_the_taints_of_gpu_nodes_and_what_is_added(render: Render) -> None:
@@ -207,8 +239,8 @@ def test_the_pod_of_helm_test_is_placed_by_what_admission_adds_as_a_users_is(ren
 def test_an_upgrade_never_restarts_the_mps_host(render: Render) -> None:
     mps = workloads(render())["mps"]
     assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
-    (container,) = containers(mps)
-    assert "livenessProbe" not in container
+    container, thawer = containers(mps)
+    assert not {"livenessProbe", "startupProbe"} & (container.keys() | thawer.keys())
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"  # /healthz is 200 whatever happens
     assert mps["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 

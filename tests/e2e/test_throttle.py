@@ -1,13 +1,16 @@
 """The throttle with the real freezer on the real kubelet: a pod is slowed, and whatever is killed, it goes on."""
 
+import contextlib
 import json
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from livecluster import Cluster, Namespace, decided, kill, processes_of, wait_for
+from livecluster import RELEASE_NAMESPACE, Cluster, Namespace, decided, kill, processes_of, wait_for
 
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
@@ -40,7 +43,7 @@ class Throttled:
         if not self.gpu.path.is_dir():
             pytest.skip("the cluster's node is another machine: its cgroups are out of reach")
         (host,) = part("mps")
-        self.host_uid = host["metadata"]["uid"]
+        self.host_uid, self.host_name = host["metadata"]["uid"], host["metadata"]["name"]
         self.freezer = CgroupFreezer()
         self.cgroup: Path = wait_for("the pod's cgroup", lambda: self.freezer.find(self.uid))
         decisions = decisions_reader(self.gpu)
@@ -86,6 +89,27 @@ class Throttled:
         self.killed_at = time.time()
         kill(self.pids("host"))
 
+    def kill_container_while_frozen(self) -> None:
+        """Kill every process of the host's container, its daemons too, as the kernel does when memory runs out.
+
+        They are stopped first, so that none of them thaws between the first kill and the last.
+        """
+        self.until_frozen()  # the throttle is at work
+        container = container_of(self.pids("host")[0])
+        found = [pid for pid in processes_of(self.host_uid) if container_of(pid) == container]
+        assert {*self.pids("host"), *self.pids("throttler"), *self.pids("keeper")} <= {*found}
+        assert not {*self.pids("thawer")} & {*found}
+        for _ in range(50):
+            self.until_frozen()
+            send(found, signal.SIGSTOP)
+            if self.is_frozen():
+                break
+            send(found, signal.SIGCONT)
+        else:
+            raise AssertionError("never caught it frozen")
+        self.killed_at = time.time()
+        send(found, signal.SIGKILL)
+
     def is_host_back(self) -> bool:
         """Whether all gates speak that were started since the host was killed, if it was."""
         found = [status_reader(gpu).read() for gpu in gpu_directories(HOST_DIRECTORY)]
@@ -96,6 +120,22 @@ class Throttled:
 
     def told(self) -> dict:
         return json.loads(self.gpu.status.read_text())["throttle"]
+
+
+def container_of(pid: int) -> str:
+    """The cgroup of a process's container below its pod's; empty for who has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((path for path in (line.split(":", 2)[2] for line in lines) if "pod" in path), "")
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to each that has not ended meanwhile."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @pytest.fixture
@@ -111,7 +151,7 @@ def throttled(space: Namespace, part: Parts, cluster: Cluster) -> Iterator[Throt
     wait_for("the GPUs healthy again", healthy, seconds=120)
 
 
-def test_a_pod_is_throttled_and_whatever_is_killed_it_goes_on(throttled: Throttled) -> None:
+def test_a_pod_is_throttled_and_whatever_is_killed_it_goes_on(throttled: Throttled, cluster: Cluster) -> None:
     throttled.until_frozen()
     wait_for("gate.json saying so", lambda: [p["pod_uid"] for p in throttled.told()["pods"]] == [throttled.uid])
     assert throttled.told()["problem"] == ""
@@ -130,3 +170,14 @@ def test_a_pod_is_throttled_and_whatever_is_killed_it_goes_on(throttled: Throttl
     throttled.asks = False
     assert throttled.seconds_until_it_runs() <= PROMISED_SECONDS
     throttled.assert_goes_on()
+
+    # all of the host's container at once, so that nobody in it can thaw: the thawer, in the container beside it
+    wait_for("another host, and its gates at work", throttled.is_host_back, seconds=240)
+    (thawer,) = throttled.pids("thawer")
+    throttled.kill_container_while_frozen()
+    throttled.asks = False
+    assert throttled.seconds_until_it_runs() <= PROMISED_SECONDS
+    throttled.assert_goes_on()
+    assert throttled.pids("thawer") == [thawer]
+    told = cluster.kubectl("-n", RELEASE_NAMESPACE, "logs", throttled.host_name, "-c", "thawer")
+    assert f"thawed pod {throttled.uid}" in told

@@ -25,6 +25,7 @@ PROCESSES = {
     "the extender": ["gpushare.extender.__main__"],
     "the MPS host": ["gpushare.mps.host"],
     "the MPS keeper": ["gpushare.mps.keeper"],
+    "the thawer": ["gpushare.mps.thawer"],
 }
 ASIDE = (
     "gpushare.research",

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from busy import is_busy
 
 from gpushare.core.api import JobClass
 from gpushare.core.backoff import Backoff
 from gpushare.mps import thawing
+from gpushare.mps.alive import sign_of
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.freezer import FreezeState
 from gpushare.mps.frozen import recorded
@@ -38,6 +40,7 @@ from .conftest import SRC, is_stopped, until
 
 pytestmark = pytest.mark.slow
 
+PROMISED_SECONDS = 2.0
 HOST = """
 import sys, threading
 from pathlib import Path
@@ -89,6 +92,17 @@ class Node:
             env={**os.environ, "PYTHONPATH": str(SRC)},
         )
         self.processes.append(self.host)
+
+    def start_thawer(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gpushare.mps.thawer"]
+        thawer = subprocess.Popen(
+            [*command, "--directory", str(self.base / "run"), "--cgroup-root", str(self.pods.root)],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(thawer)
+        return thawer
 
     def throttler(self) -> int:
         until(lambda: throttlers(self.host.pid), "the throttle's process")
@@ -259,6 +273,68 @@ def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):
     assert node.state() is FreezeState.FROZEN, f"nobody is left to thaw it, and the host's threads were {host}"
     node.start()
     node.until_it_runs()
+
+
+def until_waiting(thawer: subprocess.Popen[str], base: Path) -> None:
+    """Until it has seen the sign of life, and waits for its end."""
+
+    def opened() -> set[str]:
+        with contextlib.suppress(FileNotFoundError):  # closed in between
+            return {str(link.readlink()) for link in Path(f"/proc/{thawer.pid}/fd").iterdir()}
+        return set()
+
+    until(lambda: str(sign_of(base / "run")) in opened(), "the thawer waits")
+
+
+def test_after_host_and_throttle_were_killed_at_once_the_thawer_thaws(node):
+    thawer = node.start_thawer()
+    node.stop_dead_while_frozen()
+    until_waiting(thawer, node.base)
+    assert node.state() is FreezeState.FROZEN, "the host lives, so this is its affair"
+    killed_at = time.monotonic()
+    node.host.kill()
+    until(lambda: node.state() is FreezeState.THAWED, "thawed by the thawer")
+    seconds = time.monotonic() - killed_at
+    assert seconds <= PROMISED_SECONDS or is_busy(), seconds
+    size = node.output.stat().st_size
+    until(lambda: node.output.stat().st_size > size + 20, "it goes on")
+    node.host.wait(30)
+    node.agent.kill()
+    node.start()
+    until(lambda: not recorded(node.base / "run"), "the next host cleared the record")
+    until_waiting(thawer, node.base)
+    node.host.kill()
+    thawer.terminate()
+    _, told = thawer.communicate(timeout=60)
+    assert [line.rpartition(" WARNING ")[2] for line in told.splitlines()] == [
+        f"gpushare.mps.thawer thawed pod {node.uid}: the MPS host's container has ended and left it frozen"
+    ]
+    assert thawer.returncode == 0
+
+
+def test_a_thawer_that_starts_late_thaws_at_once(node):
+    node.start_thawer().kill()
+    node.stop_dead_while_frozen()
+    node.host.kill()
+    node.host.wait(30)
+    assert node.state() is FreezeState.FROZEN
+    node.start_thawer()
+    until(lambda: node.state() is FreezeState.THAWED, "thawed by the next thawer")
+
+
+def test_the_thawer_leaves_the_cycle_of_a_live_throttle_alone(node):
+    thawer = node.start_thawer()
+    node.until_throttled()
+    until_waiting(thawer, node.base)
+    thawer.terminate()  # as at the end of the pod: it stays for as long as the host does
+    for _ in range(5):
+        until(lambda: node.state() is FreezeState.THAWED, "runs")
+        until(lambda: node.state() is FreezeState.FROZEN, "frozen")
+    assert thawer.poll() is None
+    node.agent.kill()
+    node.until_it_runs()
+    node.host.kill()
+    assert thawer.communicate(timeout=60)[1] == "", "it thawed nobody"
 
 
 def test_a_throttle_that_is_told_to_end_thaws(node):

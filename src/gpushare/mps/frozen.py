@@ -32,6 +32,21 @@ def recorded(base: Path | str) -> tuple[Path, ...]:
     return tuple(sorted(record.iterdir())) if record.is_dir() else ()
 
 
+def thaw_marked(mark: Path, freezer: Freezer) -> bool:
+    """Thaw one pod of the record; return whether it was frozen.
+
+    Raises:
+        FileNotFoundError: its cgroup or its file is gone.
+        OSError, ValueError: it cannot be thawed.
+    """
+    cgroup = mark.read_text()
+    if not cgroup:  # the writer was killed before it froze the pod
+        return False
+    was = freezer.state(Path(cgroup))
+    freezer.thaw(Path(cgroup))
+    return was is not FreezeState.THAWED
+
+
 def thaw_recorded(base: Path | str, freezer: Freezer, *, keep: bool = False) -> tuple[str, ...]:
     """Thaw every pod in the record and return their uids; a pod that cannot be thawed stays in it.
 
@@ -41,12 +56,8 @@ def thaw_recorded(base: Path | str, freezer: Freezer, *, keep: bool = False) -> 
     thawed = []
     for mark in recorded(base):
         try:
-            path = mark.read_text()
-            if path:  # empty if the writer was killed before it froze the pod
-                was = freezer.state(Path(path))
-                freezer.thaw(Path(path))
-                if was is not FreezeState.THAWED:
-                    thawed.append(mark.name)
+            if thaw_marked(mark, freezer):
+                thawed.append(mark.name)
             if not keep:
                 mark.unlink(missing_ok=True)
         except FileNotFoundError:

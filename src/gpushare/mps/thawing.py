@@ -8,13 +8,15 @@ What thaws the pods when a process is killed with -9:
 - the throttle's process: the host, within milliseconds by the other pipe. While the process is silent, because it
   hangs or gets no CPU, the host thaws, and finally ends it (gpushare.mps.silence). The frozen pods are on record
   (gpushare.mps.frozen).
-- both at once, or the whole container: the next host, before it does anything else. Kubelet decides how soon to
-  start it (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
-  them the tenants' CUDA contexts, are gone then in any case.
+- both at once, or the whole container: the thawer, a container beside it (gpushare.mps.thawer). If that was killed
+  as well, its successor, or the next host before it does anything else; kubelet decides how soon to start them
+  (about a second the first time, 10 s and more if they had ended before). The MPS daemons, and with them the
+  tenants' CUDA contexts, are gone then in any case.
 """
 
 import logging
 import math
+import os
 import select
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.backoff import Backoff
+from gpushare.mps.alive import give_sign
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CgroupFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
@@ -59,6 +62,7 @@ class ThrottleProcess:
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, name="throttle", daemon=True)
+        self._sign: int | None = None
         self.restarts, self.silences = -1, 0
         self._told_at = -math.inf
 
@@ -80,12 +84,17 @@ class ThrottleProcess:
         if self._thread.ident is not None:  # it was started
             self._thread.join(10.0)
         thaw_ours(self._directory, self._cgroup_root)
+        if self._sign is not None and not self._thread.is_alive():
+            os.close(self._sign)
+            self._sign = None
 
     def _keep(self) -> None:
         failures = 0
         while not self._stop.is_set():
             started_at = time.monotonic()
             try:
+                if self._sign is None:
+                    self._sign = give_sign(self._directory)
                 with self._start() as process:
                     self._process = process
                     self.restarts += 1
