@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.api import GpuNodeStatus
+from gpushare.core.api import GpuNodeStatus, Reason
 from gpushare.core.control import WatchSettings
 from gpushare.core.gpu import FITTED_ON, Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
@@ -28,7 +28,7 @@ from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecaster_client import Forecasts, ask_model
-from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
+from gpushare_deviceplugin.gates import Gates, Notice, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
 from gpushare_deviceplugin.keep_running import keep_running
 from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
@@ -45,7 +45,7 @@ from gpushare_deviceplugin.sampler import BACKOFF, Sampler
 from gpushare_deviceplugin.shares import Terms, terms_of
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
-from gpushare_deviceplugin.state import AgentPart, NodeState
+from gpushare_deviceplugin.state import AgentPart, NodeState, problem_in_words
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, build_status, conditions_of, tenants_of
 
 _log = logging.getLogger(__name__)
@@ -299,11 +299,16 @@ class Agent:
         await self.status.run()
 
     async def _tell_events(self) -> None:
-        """Compare each GPU's health and gate report with the previous ones, and write events for changes."""
+        """Compare GPUs' health, gate reports and pods' annotations with before, and write events for changes."""
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
         recent = RecentTenants(self._clock)
+        problems: dict[str, str] = {}
         while True:
+            was_wrong, problems = problems, {pod.uid: problem_in_words(pod) for pod in self.state.pods.values()}
+            for uid, problem in problems.items():
+                if problem and problem != was_wrong.get(uid):
+                    await self.cluster.tell(Notice(uid, Reason.INVALID_ANNOTATION.value, problem))
             for uuid, health in list(self.state.health.items()):
                 was, healths[uuid] = healths.get(uuid), health
                 uids = [pod.uid for pod, _ in tenants_of(self.state, uuid)]

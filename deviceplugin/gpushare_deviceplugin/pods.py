@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpushare.core.api import (
@@ -36,8 +36,8 @@ class ManagedPod:
 
     Attributes:
         share_units: requested `gpushare.io/share`, 100 a GPU.
-        decision: its placement; None before the decision, or if its annotations are invalid.
-        problem: what is wrong with its annotations, a sentence; empty if nothing is.
+        decision: its placement; None before the decision, or if it was never seen with valid annotations.
+        problem: what is wrong with its annotations now, a sentence; empty if nothing is.
         workload: key that links pods of one kind.
         own_percentage: lowest thread percentage that its containers set themselves; None if none does.
         processes: CUDA processes that share its cap.
@@ -78,6 +78,19 @@ class ManagedPod:
     def is_over(self) -> bool:
         """Return whether its containers have ended for good, so that it holds no share any more."""
         return self.phase in TERMINAL_PHASES
+
+    def as_annotated_before(self, former: "ManagedPod") -> "ManagedPod":
+        """Return the pod as it is now, with what its annotations were while they could be read (ADR 0230)."""
+        return replace(
+            self,
+            decision=self.decision or former.decision,
+            job_class=former.job_class,
+            has_class=former.has_class,
+            is_auto=former.is_auto,
+            processes=former.processes,
+            workload=former.workload,
+            slo=former.slo,
+        )
 
 
 def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:

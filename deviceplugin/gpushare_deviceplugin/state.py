@@ -64,6 +64,15 @@ class Counts:
         self.errors[part] = self.errors.get(part, 0) + 1
 
 
+def problem_in_words(pod: ManagedPod) -> str:
+    """Return what is wrong with a pod's annotations and what follows; empty if nothing is wrong."""
+    if not pod.problem:
+        return ""
+    if pod.decision is None:
+        return f"{pod.problem}; no decision can be read, so its processes wait at the gate"
+    return f"{pod.problem}; what was decided for the pod stays in force"
+
+
 def _age(pod: ManagedPod) -> tuple[str, str]:
     """Return what sorts the pod that was decided first to the front."""
     return (pod.decision.decided_at if pod.decision else "", pod.uid)
@@ -143,14 +152,18 @@ class NodeState:
         self.touch()
 
     def put_pod(self, pod: ManagedPod) -> None:
-        """Record a pod that appeared or changed; a problem with its annotations is logged once."""
+        """Record a pod that appeared or changed; a problem with its annotations is logged once.
+
+        What was decided stays in force while they are invalid. All else is as it is now: that the pod ends, above
+        all.
+        """
+        old = self.pods.get(pod.uid)
+        if pod.problem and old is not None and old.decision is not None:
+            pod = pod.as_annotated_before(old)
         if pod.problem and (pod.uid, pod.problem) not in self._reported:
             self._reported.add((pod.uid, pod.problem))
             self.counts.bad_pods += 1
-            _log.warning("pod %s is left without a decision: %s", pod.key, pod.problem, extra={"pod": pod.uid})
-        old = self.pods.get(pod.uid)
-        if pod.problem and old is not None and old.decision is not None:
-            return  # a running pod keeps its last valid decision
+            _log.warning("pod %s: %s", pod.key, problem_in_words(pod), extra={"pod": pod.uid})
         if old is not None and pod.ends_at is not None:
             pod = self._with_own_end(old, pod, pod.ends_at)
         if old != pod:

@@ -35,6 +35,7 @@ from gpushare.front import place as front_place
 from gpushare.mps import freezer, ledger
 from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, Mismatch, MismatchKind
 from gpushare_deviceplugin import allocation, gates, hygiene, kubelet, outside, plugin, status
+from gpushare_deviceplugin import state as agent_state
 from gpushare_operator import metrics as operator_metrics
 from gpushare_operator import retractor
 from gpushare_operator.metrics import EvictionRefusal
@@ -221,7 +222,10 @@ def said_by_heading() -> dict[str, list[str]]:
             *saying(kubelet, "kubelet has lost its record of this pod's share"),
         ],
         HELD: [note for reason, notes in notices.items() if reason.startswith("Held") for note in notes],
-        OTHERWISE: saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
+        OTHERWISE: [
+            *saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
+            *saying(agent_state, "what was decided for the pod stays in force"),
+        ],
         OUTSIDE: [*outside_mps(), *saying(outside, "again and again")],
         UNTHROTTLED: saying(freezer, "is mounted read-only", "may not be written", "no cgroup file system"),
     }
@@ -253,7 +257,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     """Warnings on pods, GPUs and GpuShares; on the page of troubles no word that nobody writes."""
     notices = gate_notices()
     held_notices = {reason for reason in notices if reason.startswith("Held")}
-    otherwise = {reason for reason in notices if reason.startswith("Mismatch")}
+    otherwise = {reason for reason in notices if reason.startswith("Mismatch")} | {Reason.INVALID_ANNOTATION.value}
     refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable", "WaitsForLong"}
     assert refusals <= {*written(retractor), *written(operator_metrics)}
     assert {"FreezerUnavailable", "NoCounters", "CountersReady"} <= set(written(status))

@@ -23,6 +23,7 @@ NOT_ON_THE_CLUSTER = {
     "in FAULT and is being drained": "less than a second with simulated GPUs",
     "the MPS daemon is down": "less than a second with simulated GPUs",
     "ended process 4711": "MPS refuses it the memory before",
+    "what was decided for the pod": "the policies let nobody change a pod's annotations",
     "of no pod connected": "the daemon's directory is the root user's of the node",
     "is mounted read-only": "a node of another set-up",
     "may not be written": "a node of another set-up",

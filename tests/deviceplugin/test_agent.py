@@ -346,6 +346,16 @@ async def test_the_agent_counts_bad_pods_and_mismatches_and_goes_on(node: Node) 
     )
     assert f'gpushare_agent_allocation_mismatches_total{{node="{NODE}"}} 1.0' in node.metrics()
 
+    # An admin breaks a running pod's annotation: its decision stays, and an event says so, once.
+    api.put(raw_pod("good", A, threads="few"))
+
+    def wrong() -> list[tuple[str, str, bool]]:
+        told = [event for event in api.events if event["reason"] == "InvalidAnnotation"]
+        return [(e["regarding"]["name"], e["type"], "stays in force" in e["note"]) for e in told]
+
+    await until(api, lambda: len(wrong()) >= 2, "the bad annotation is not told")
+    assert sorted(wrong()) == [("bad", "Warning", False), ("good", "Warning", True)]
+
     # A server in FAULT takes its GPU out, and back in.
     node.states[A] = GateState.FAULT
     await until(api, lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "fault not seen")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, make_pod, tenant
 
-from gpushare.core.api import Ceilings, GpuNodeStatus, MpsFault, MpsState, WorkloadSignature, names
+from gpushare.core.api import Ceilings, GpuNodeStatus, JobClass, MpsFault, MpsState, WorkloadSignature, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
@@ -30,7 +30,7 @@ from gpushare_deviceplugin.gates import (
     mps_status,
     notices,
 )
-from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
+from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState, problem_in_words
 from gpushare_deviceplugin.status import LOOK_SECONDS, GpuMeasure, StatusWriter, TenantMeasure, build_status
 
 
@@ -120,6 +120,51 @@ class TestDecisions:
         assert set(decide(state)[GPU_A].pods) == {"uid-a", "uid-c"}
         assert state.counts.bad_pods == 2
         assert len([r for r in caplog.records if "thread-percentage" in r.getMessage()]) == 2
+
+    @pytest.mark.parametrize(
+        "broken",
+        [{"threads": "lots"}, {names.CLASS: "fast"}, {names.PROCESSES: "many"}],
+        ids=["decision", "class", "processes"],
+    )
+    def test_a_pod_with_a_bad_annotation_ends_like_any_other(
+        self, state: NodeState, broken: dict[str, str]
+    ) -> None:
+        """Before, nothing of it was seen any more: its clients were not ended before kubelet killed them, and once
+        it had succeeded it had its memory and a decision all the same."""
+        valid = {names.CLASS: "latency", names.PROCESSES: "2", names.WORKLOAD: "web"}
+        state.put_pod(make_pod("a", phase="Pending", **valid))
+        before = decide(state)[GPU_A].pods["uid-a"]
+        state.put_pod(make_pod("a", phase="Running", **{**valid, **broken}))
+        pod = state.pods["uid-a"]
+        assert pod.problem
+        assert (pod.phase, pod.job_class, pod.has_class) == ("Running", JobClass.LATENCY, True)
+        assert (pod.processes, pod.workload) == (2, "shop/web")
+        assert decide(state)[GPU_A].pods["uid-a"] == before
+        deletion = {"deletionTimestamp": "2026-11-21T11:00:00Z", "deletionGracePeriodSeconds": 30}
+        state.put_pod(make_pod("a", phase="Running", metadata=deletion, **{**valid, **broken}))
+        ends_at = decide(state)[GPU_A].pods["uid-a"].ends_at
+        assert ends_at is not None
+        state.put_pod(make_pod("a", phase="Succeeded", metadata=deletion, **{**valid, **broken}))
+        assert not decide(state)[GPU_A].pods
+        assert not state.holding(GPU_A)
+
+    def test_what_is_decided_anew_counts_though_another_annotation_is_bad(self, state: NodeState) -> None:
+        state.put_pod(make_pod("a", threads="50"))
+        state.put_pod(make_pod("a", threads="30", **{names.CLASS: "fast"}))
+        assert decide(state)[GPU_A].pods["uid-a"].thread_percentage == 30
+        state.put_pod(make_pod("a", threads="20"))
+        assert decide(state)[GPU_A].pods["uid-a"].thread_percentage == 20
+        assert not state.pods["uid-a"].problem
+
+    def test_a_bad_annotation_is_told_with_what_follows(self) -> None:
+        assert problem_in_words(make_pod("a")) == ""
+        assert problem_in_words(make_pod("a", threads="lots")) == (
+            "annotation gpushare.io/thread-percentage: 'lots' is not 1 to 100; no decision can be read, "
+            "so its processes wait at the gate"
+        )
+        told = problem_in_words(make_pod("a", **{names.CLASS: "fast"}))
+        assert told.startswith('annotation gpushare.io/class: "fast" is not a class')
+        assert told.endswith("; what was decided for the pod stays in force")
 
     def test_a_full_disk_keeps_the_old_file_and_is_tried_again(self, state: NodeState, tmp_path: Path) -> None:
         state.put_pod(make_pod("a", gpu=GPU_A))
