@@ -74,6 +74,61 @@ def test_the_least_that_mps_gives_is_charged() -> None:
     assert "makes it 6" in str(check_pod(unaware))
 
 
+FREE = AdmissionPolicy(Defaults(charge_memory=False))
+
+
+def of_job(template: Json) -> Json:
+    """A pod that the Job controller makes of a Job's template."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
+    return {**template, "metadata": {**template["metadata"], "ownerReferences": [owner]}}
+
+
+def job_of(template: Json) -> Json:
+    return {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+
+
+def test_a_replica_that_charges_more_says_what_became_of_a_share_that_nobody_wrote() -> None:
+    """As while a changed chargeMemory is rolled out. Before, it only told the user to leave out what they had."""
+    document = pod({names.FRACTION: "0.1", names.MEMORY: "71885Mi"})
+    told = "; leave it out, gpushare sets it. If you did, another webhook changed it, or gpushare's values or GPUs"
+    given = apply(document, patched(document, FREE, H200))
+    assert limits(given) == {names.SHARE_RESOURCE: "10"}
+    job = apply(job_of(document), mutate_templates(job_of(document), None, FREE, lambda _: H200))
+    for refusal in (check_pod(given, H200), check_workload(job, None, H200)):
+        assert refusal is not None
+        assert "makes it 50" in refusal.detail
+        assert told in refusal.detail
+        assert refusal.detail.endswith("have just changed: create it again")
+    by_hand = refused({**given, "metadata": document["metadata"]}, H200)
+    assert by_hand.endswith("; leave it out, gpushare sets it"), "here it is the user's own"
+
+
+@pytest.mark.parametrize(("policy", "knowledge"), [(FREE, H200), (POLICY, NOTHING_KNOWN)], ids=["values", "GPUs"])
+def test_a_job_that_was_charged_more_goes_on_where_less_is_charged(
+    policy: AdmissionPolicy, knowledge: Knowledge
+) -> None:
+    """Before, its template was refused while replicas disagreed, and each of its pods for ever."""
+    made = job_of(pod({names.FRACTION: "0.1", names.MEMORY: "71885Mi"}))
+    job = apply(made, mutate_templates(made, None, POLICY, lambda _: H200))
+    assert check_workload(job, None, knowledge, policy) is None
+    template = job["spec"]["template"]
+    assert limits(template) == {names.SHARE_RESOURCE: "50"}
+    its_pod = apply(of_job(template), patched(of_job(template), policy, knowledge))
+    assert limits(its_pod) == {names.SHARE_RESOURCE: "50"}
+    assert check_pod(its_pod, knowledge, policy) is None
+
+
+def test_a_job_that_was_charged_less_is_told_to_be_made_anew() -> None:
+    """Whoever names a Job as owner could else have all memory of a GPU for 1% of it."""
+    document = pod({names.FRACTION: "0.1", names.MEMORY: "71885Mi"})
+    template = apply(document, patched(document, FREE, H200))
+    refusal = refused(of_job(template), H200)
+    assert "makes it 50" in refusal
+    assert refusal.endswith(
+        "its Job was made before gpushare's values or GPUs changed, and keeps it: make the Job anew"
+    )
+
+
 def test_a_share_by_hand_below_what_the_memory_is_charged_is_refused() -> None:
     for fraction in ("0.01", "auto"):
         document = pod({names.FRACTION: fraction, names.MEMORY: "143771Mi"})

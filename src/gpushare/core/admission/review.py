@@ -62,6 +62,9 @@ _CAPS: Final[tuple[Json, ...]] = tuple(
 _JOB: Final = ("batch", "Job")
 _JOBSET: Final = ("jobset.x-k8s.io", "JobSet")
 _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
+# Why a share that the user left out is not what the request gives: the mutating webhook set it before.
+_JUST_NOW: Final = "another webhook changed it, or gpushare's values or GPUs have just changed: create it again"
+_IN_TEMPLATE: Final = "its Job was made before gpushare's values or GPUs changed, and keeps it: make the Job anew"
 
 
 DEFAULT_MAX_SELECTORS: Final = 1000  # to match 300 pods takes half a second (docs/measurements/operator.md)
@@ -138,7 +141,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
     if not is_ours(pod):
         return []
     knowledge = _as_given(pod, pod, _JOB, knowledge)
-    if (refusal := _check_request(pod, policy, knowledge)) is not None:
+    if (refusal := _check_request(pod, policy, knowledge, _set_in_template(knowledge))) is not None:
         return refusal
     needs = _needs(pod, policy, knowledge)
     if isinstance(needs, Rejection):
@@ -190,7 +193,7 @@ def mutate_templates(
 
 def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> list[Json] | Rejection:
     """Return the patch that adds the share, the memory it is charged for and tolerations, as for a pod of it."""
-    if (refusal := _check_request(template, policy, knowledge)) is not None:
+    if (refusal := _check_request(template, policy, knowledge, _set_in_template(knowledge))) is not None:
         return refusal
     needs = _needs(template, policy, knowledge)
     if isinstance(needs, Rejection):
@@ -238,7 +241,7 @@ def check_pod(
     if not is_ours(pod):
         return None
     knowledge = _as_given(pod, pod, _JOB, knowledge)
-    if (refusal := _check_request(pod, policy, knowledge, takes_more=True)) is not None:
+    if (refusal := _check_request(pod, policy, knowledge, _set_in_template(knowledge) or _JUST_NOW)) is not None:
         return refusal
     container = pod["spec"]["containers"][container_index(pod)]
     for kind in ("limits", "requests"):
@@ -274,7 +277,8 @@ def check_workload(
     knowledge = _as_given(template, obj, _JOBSET, knowledge)
     if old is not None and obj.get("kind") == "Job":  # Kueue changes templates of suspended Jobs
         knowledge = replace(knowledge, is_fixed=True)
-    return _check_request(template, policy, knowledge)
+    is_set = old is None and obj.get("kind") == "Job"  # by `mutate_templates`
+    return _check_request(template, policy, knowledge, _JUST_NOW if is_set else "")
 
 
 def pod_template(obj: Object) -> Object | None:
@@ -353,14 +357,20 @@ def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowled
     return replace(knowledge, share=share, is_fixed=True)
 
 
+def _set_in_template(knowledge: Knowledge) -> str:
+    """Return how the share came to be that an immutable template gave its pod; empty if none did."""
+    return _IN_TEMPLATE if knowledge.is_fixed else ""
+
+
 def _check_request(
-    pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, takes_more: bool = False
+    pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, set_before: str = ""
 ) -> Rejection | None:
     """Return the first reason to refuse a pod or template.
 
     Args:
-        takes_more: also accept a larger share than the request gives here. Another replica of the webhook may have
-            known another GPU or GpuShare when it set the share, and a pod that is charged more harms nobody.
+        set_before: how the share came to be, if the webhook has set it before; a sentence for its refusal. Then
+            a larger one than the request gives here is accepted too: another replica, or an earlier release or
+            setting, charged more, and a pod that is charged more harms nobody.
     """
     request = parse_request(annotations_of(pod))
     if isinstance(request, Rejection):
@@ -378,10 +388,10 @@ def _check_request(
     if isinstance(former, Rejection):
         return former
     least = least_percent(former, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
-    expected = _ExpectedShare(needs.limit_percent, least, takes_more, former.limit_percent)
+    expected = _ExpectedShare(needs.limit_percent, least, set_before, former.limit_percent)
     return (
         _check_memory(pod, request, knowledge)
-        or _check_processes(needs, share_limit_of(spec) if takes_more else 0, policy, knowledge)
+        or _check_processes(needs, share_limit_of(spec) if set_before else 0, policy, knowledge)
         or _check_container(spec, request)
         or _check_shares(pod, request, expected)
         or _check_environment(spec, policy)
@@ -436,13 +446,13 @@ class _ExpectedShare:
     Attributes:
         percent: the share that its request gives here.
         least_of_auto: for "auto", the smallest share it may stand for; None for a fraction.
-        takes_more: whether a share above `percent` is accepted too.
+        set_before: how it came to be, if the webhook has set it before; then one above `percent` is accepted too.
         former: the share that the previous release gave it.
     """
 
     percent: int
     least_of_auto: int | None = None
-    takes_more: bool = False
+    set_before: str = ""
     former: int | None = None
 
     def accepts(self, amount: str) -> bool:
@@ -452,7 +462,7 @@ class _ExpectedShare:
             return False
         if self.least_of_auto is not None:
             return count >= self.least_of_auto and _is_any_share(*divmod(count, names.SHARES_PER_GPU))
-        if self.takes_more and self.percent < count <= names.SHARES_PER_GPU:
+        if self.set_before and self.percent < count <= names.SHARES_PER_GPU:
             return True
         return count in (self.percent, self.former)
 
@@ -480,7 +490,7 @@ def _check_shares(pod: Object, request: ShareRequest, expected: _ExpectedShare) 
                 with_what = ", which with the pod's GPU memory, processes or isolation" if is_raised else ", which"
                 return _conflict(
                     f"{where} contradicts annotation {names.FRACTION}{with_what} makes it {expected}; leave it "
-                    "out, gpushare sets it"
+                    f"out, gpushare sets it{expected.set_before and f'. If you did, {expected.set_before}'}"
                 )
     return None
 
