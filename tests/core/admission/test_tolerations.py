@@ -53,8 +53,12 @@ def job(**spec: Any) -> Json:
     return {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": pod({names.FRACTION: "0.25"}, **spec)}}
 
 
-def updated(obj: Json, old: Json | None) -> Json:
-    patch = mutate_templates(obj, old, AdmissionPolicy(), lambda _: Knowledge())
+def suspended(obj: Json) -> Json:
+    return {**obj, "spec": {**obj["spec"], "suspend": True}}
+
+
+def updated(obj: Json, old: Json | None, taints: tuple[str, ...] = Defaults().taints) -> Json:
+    patch = mutate_templates(obj, old, AdmissionPolicy(Defaults(taints=taints)), lambda _: Knowledge())
     assert isinstance(patch, list)
     return apply(obj, patch)
 
@@ -81,3 +85,41 @@ def test_what_a_queue_adds_and_takes_back_is_left_to_it() -> None:
     assert "tolerations" not in restored["spec"]["template"]["spec"]
     without = {"kind": "Job", "spec": {"template": {"metadata": job()["spec"]["template"]["metadata"]}}}
     assert updated(without, made) == without, "a template without a spec is for the API server to refuse"
+
+
+@pytest.mark.parametrize("taints", [(), ("sku",), (*Defaults().taints, "sku"), Defaults().taints[:1]], ids=str)
+@pytest.mark.parametrize("given", [{}, {"tolerations": BY_KUBERNETES}], ids=["none", "of Kubernetes"])
+def test_a_job_is_replaced_by_its_file_whatever_the_list_of_taints_is_by_now(
+    given: Json, taints: tuple[str, ...]
+) -> None:
+    """Before: once `nodes.taints` had changed, the API server refused it, as a Job's template is immutable."""
+    made = updated(job(**given), None)
+    assert updated(job(**given), made, taints) == made
+    assert updated(made, made, taints) == made
+    assert updated(suspended(job(**given)), made, taints) == suspended(made), "as it is suspended"
+
+
+@pytest.mark.parametrize("own", OWN[:2], ids=str)
+def test_no_other_toleration_of_a_job_is_put_back(own: Json) -> None:
+    """We add none like it, so whoever leaves it out hears from the API server that it cannot be changed."""
+    made = updated(job(tolerations=[*ADDED, own]), None)
+    assert "tolerations" not in updated(job(), made)["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+def test_what_a_queue_added_is_not_put_back_while_it_may_be_taken_back(kind: str) -> None:
+    """The template of a suspended job may change, and of a JobSet as it is suspended: Kueue stops them so."""
+
+    def of_kind(template: Json) -> Json:
+        if kind == "Job":
+            return template
+        jobs: Json = {"name": "w", "template": {"spec": {"template": template["spec"]["template"]}}}
+        return {"kind": kind, "metadata": {"name": "j"}, "spec": {"replicatedJobs": [jobs]}}
+
+    flavors = {"key": "spot", "operator": "Exists"}
+    before, started = (updated(of_kind(each), None, ()) for each in (job(), job(tolerations=[flavors])))
+    old = suspended(started) if kind == "Job" else started
+    assert updated(suspended(before), old, ()) == suspended(before)
+    assert updated(before, suspended(started), ()) == before
+    ours = updated(of_kind(job()), None)
+    assert updated(suspended(of_kind(job())), suspended(ours)) == suspended(ours), "what we add today comes back"

@@ -182,7 +182,11 @@ def mutate_templates(
             continue
         if old is not None:
             former, share = before.get(path) or {}, know(template).share
-            needed: list[Json] | Rejection = _restored(template, former, share, policy)
+            taints, is_fixed = policy.defaults.taints, _is_fixed(obj, old)
+            needed: list[Json] | Rejection = [
+                *_restored(template, former, share),
+                *restored_tolerations(template.get("spec"), former.get("spec"), taints, is_fixed=is_fixed),
+            ]
         else:
             needed = _template_patch(template, policy, _as_given(template, obj, _JOBSET, know(template)))
         if isinstance(needed, Rejection):
@@ -207,8 +211,17 @@ def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowle
     ]
 
 
-def _restored(template: Object, former: Object, share: GpuShare | None, policy: AdmissionPolicy) -> list[Json]:
-    """Return the patch that restores what the former template had and this one lacks.
+def _is_fixed(obj: Object, old: Object) -> bool:
+    """Return whether the API server refuses another place for pods than before: no new tolerations or selectors.
+
+    They may change while a job is suspended, and as a JobSet becomes so.
+    """
+    either = [old, obj] if obj.get("kind") == "JobSet" else [old]
+    return not any((each.get("spec") or {}).get("suspend") for each in either)
+
+
+def _restored(template: Object, former: Object, share: GpuShare | None) -> list[Json]:
+    """Return the patch that restores the share and the memory that the former template had and this one lacks.
 
     Values that the new template sets itself are left to the API server to check.
     """
@@ -221,7 +234,7 @@ def _restored(template: Object, former: Object, share: GpuShare | None, policy: 
     memory = annotations_of(former).get(names.MEMORY)
     if memory is not None and names.MEMORY not in annotations_of(template) and share and share.spec.memory:
         patch += _set(annotations_of(template), "/metadata/annotations", names.MEMORY, memory)
-    return patch + restored_tolerations(template.get("spec"), former.get("spec"), policy.defaults.taints)
+    return patch
 
 
 def job_templates(obj: Object | None) -> list[tuple[str, Object]]:
