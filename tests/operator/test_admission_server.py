@@ -305,10 +305,12 @@ def first_pod_of_a_rollout() -> Json:
     return first
 
 
-def deployment_web(kind: str = "Deployment", owner: str = "web", **spec: Any) -> GpuShare:
+def deployment_web(
+    kind: str = "Deployment", owner: str = "web", *, name: str = "deployment-web", **spec: Any
+) -> GpuShare:
     """The GpuShare of that name, which lists an owner; the operator makes it without a spec."""
     listed = {"apiVersion": "apps/v1", "kind": kind, "name": owner, "uid": "web"}
-    metadata = {"name": "deployment-web", "namespace": "shop", "ownerReferences": [listed]}
+    metadata = {"name": name, "namespace": "shop", "ownerReferences": [listed]}
     return GpuShare.from_object({"metadata": metadata, "spec": spec})
 
 
@@ -328,6 +330,22 @@ def test_a_gpushare_of_a_deployments_name_is_not_taken_for_its_own(own: GpuShare
     assert watched.know(first_pod_of_a_rollout(), "shop").share is None
     watched.on_share(Change.MODIFIED, "shop/deployment-web", deployment_web())
     assert watched.know(first_pod_of_a_rollout(), "shop").share == deployment_web()
+
+
+def test_a_deployments_own_is_found_whatever_its_name_is() -> None:
+    """Before: where a user's GpuShare had the plain name, a rollout's first pod was admitted without one."""
+    watched = Watched()
+    theirs = deployment_web(selector={"matchLabels": {"track": "canary"}})
+    own = deployment_web(name="deployment-web-04655a3f", memory="8Gi")
+    for share in (theirs, own):
+        watched.on_share(Change.ADDED, f"shop/{share.name}", share)
+    assert watched.know(first_pod_of_a_rollout(), "shop").share is own
+    assert watched.know(first_pod_of_a_rollout(), "elsewhere").share is None
+    bare = first_pod_of_a_rollout()
+    del bare["metadata"]["labels"]["pod-template-hash"]
+    assert watched.know(bare, "shop").share is None, "of no Deployment that the pod tells of"
+    watched.on_share(Change.DELETED, f"shop/{own.name}", own)
+    assert watched.know(first_pod_of_a_rollout(), "shop").share is None
 
 
 def test_what_is_watched_sharpens_the_answer() -> None:

@@ -42,17 +42,13 @@ class Watched:
     def _share_of_deployment(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
         """Return the GpuShare of a pod's Deployment, for the first pod of a ReplicaSet that it does not list yet.
 
-        The Deployment's uid is not known here, so its GpuShare is found by name. A user's own may have that name:
-        it selects pods, or lists no such owner.
+        The Deployment's uid is not known here, but its name. The GpuShare's own name says nothing: a user's may
+        have the plain one, and the operator's then has another.
         """
         owner = admission.guess_top_owner(pod)
-        if owner is None or owner.uid:
+        if owner is None or (owner.kind, owner.uid) != (admission.DEPLOYMENT, ""):
             return None
-        share = self._shares.get(namespace, admission.share_name(owner))
-        if share is None or share.spec.selector is not None:
-            return None
-        is_listed = any((each.kind, each.name) == (owner.kind, owner.name) for each in share.owners)
-        return share if is_listed else None
+        return self._shares.of_deployment(namespace, owner.name)
 
     def on_node(self, change: Change, name: str, sizes_mib: frozenset[int]) -> None:
         """Record the memory sizes of a GpuNode's GPUs."""

@@ -11,8 +11,8 @@ from gpushare.core.api.meta import LabelRequirement, LabelSelector, OwnerReferen
 from gpushare.core.api.objects import GpuShare, GpuShareSpec, GpuShareStatus
 
 
-def share(name, *owners, namespace="ns", selector=None):
-    references = tuple(OwnerReference("apps/v1", "ReplicaSet", uid, uid) for uid in owners)
+def share(name, *owners, namespace="ns", selector=None, kind="ReplicaSet"):
+    references = tuple(OwnerReference("apps/v1", kind, f"name-{uid}", uid) for uid in owners)
     return GpuShare(namespace, name, name, 1, references, GpuShareSpec(selector=selector), GpuShareStatus())
 
 
@@ -40,6 +40,19 @@ def test_putting_returns_what_was_there_and_dropping_nothing_is_none():
     assert index.of("ns", {}, ["o2"]) is second
     assert index.drop("ns", "a") is second
     assert index.drop("ns", "a") is None
+
+
+def test_a_deployments_is_found_by_its_name():
+    chosen = share("a", "d1", selector=LabelSelector(), kind="Deployment")
+    first, second = (share(name, "d1", "d2", kind="Deployment") for name in "bc")
+    index = ShareIndex([share("0", "d1"), chosen, second, first])
+    assert index.of_deployment("ns", "name-d1") is first
+    assert index.of_deployment("other", "name-d1") is None
+    index.put(share("b", "d1", kind="StatefulSet"))
+    assert index.of_deployment("ns", "name-d1") is second
+    index.put(share("c", "d2", kind="Deployment"))
+    assert index.of_deployment("ns", "name-d1") is None
+    assert index.of_deployment("ns", "name-d2") is not None
 
 
 def test_selectors_are_counted_by_namespace():

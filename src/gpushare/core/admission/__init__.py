@@ -2,6 +2,7 @@
 
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.admission.ownership import (
+    DEPLOYMENT,
     controller_of,
     guess_top_owner,
     may_have_owner,
@@ -40,6 +41,7 @@ from gpushare.core.admission.tolerations import tolerations_of
 __all__ = [
     "AUTO_FRACTION",
     "DEFAULT_MAX_SELECTORS",
+    "DEPLOYMENT",
     "AdmissionPolicy",
     "Defaults",
     "Knowledge",

@@ -16,6 +16,7 @@ Object = Mapping[str, Any]
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MADE_BY_US: Final = "gpushare-operator"
+DEPLOYMENT: Final = "Deployment"
 # Controllers that another object usually creates (a Deployment, a CronJob); users know that object.
 _INTERMEDIATE: Final = {("apps", "ReplicaSet"), ("batch", "Job")}
 _USUAL_GROUPS: Final = ("", "apps", "batch")
@@ -57,7 +58,7 @@ def guess_top_owner(pod: Object) -> OwnerReference | None:
         return owner
     template_hash = (_metadata(pod).get("labels") or {}).get(_TEMPLATE_HASH)
     if template_hash and owner.name.endswith(f"-{template_hash}"):
-        return OwnerReference(owner.api_version, "Deployment", owner.name.removesuffix(f"-{template_hash}"), "")
+        return OwnerReference(owner.api_version, DEPLOYMENT, owner.name.removesuffix(f"-{template_hash}"), "")
     return owner
 
 

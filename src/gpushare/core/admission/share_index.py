@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
+from gpushare.core.admission.ownership import DEPLOYMENT
 from gpushare.core.api import GpuShare, LabelSelector
 
 
@@ -88,6 +89,7 @@ class ShareIndex:
         self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # the terms each one is filed under
         self._selecting: Counter[str] = Counter()  # number with a selector, by namespace
         self._by_owner: dict[tuple[str, str], set[str]] = {}  # those without, by owner uid
+        self._by_deployment: dict[tuple[str, str], set[str]] = {}  # and by the name of an owning Deployment
         for share in shares:
             self.put(share)
 
@@ -151,6 +153,14 @@ class ShareIndex:
         first = min((name for names in owned for name in names), default=None)
         return None if first is None else self.get(namespace, first)
 
+    def of_deployment(self, namespace: str, name: str) -> GpuShare | None:
+        """Return the first GpuShare by name that has no selector and lists a Deployment of this name as an owner.
+
+        For a caller that knows a pod's Deployment by name only.
+        """
+        first = min(self._by_deployment.get((namespace, name), ()), default=None)
+        return None if first is None else self.get(namespace, first)
+
     def _matches(self, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         selector = self._shares[ShareKey(namespace, name)].spec.selector
         return selector is not None and selector.matches(labels)
@@ -161,6 +171,8 @@ class ShareIndex:
         if selector is None:
             for owner in share.owners:
                 yield self._by_owner, (share.namespace, owner.uid)
+                if owner.kind == DEPLOYMENT:
+                    yield self._by_deployment, (share.namespace, owner.name)
         else:
             for term in self._file(share, selector):
                 yield self._by_term, (share.namespace, term)
