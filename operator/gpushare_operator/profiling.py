@@ -4,7 +4,6 @@ from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass
 from gpushare.core.control import OperatorSettings, ProfilingView
 from gpushare.core.placement import clock_time, term_of, unprofiled_of, why_unread
-from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.world import ClusterView
 
 
@@ -26,8 +25,7 @@ def profiling_of(
             break
         if pod.finished or pod.decision is None:
             continue
-        moments = map(unix_seconds, (pod.decision.decided_at, pod.accepted_at, pod.started_at))
-        term = term_of(pod, unprofiled, *moments)
+        term = term_of(pod, unprofiled, world.starts.of(pod))
         if term is not None and term.until > now and settings.probation.seconds:
             on_probation[pod.name] = clock_time(term.until)
             ends.append(term.until)

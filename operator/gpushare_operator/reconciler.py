@@ -81,7 +81,7 @@ class ShareReconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.world = ClusterView(self._touch)
+        self.world = ClusterView(self._touch, lambda: now().timestamp())
         self.intake = Intake(self.world)
         self.beat = clock()
         self._api = api

@@ -4,6 +4,7 @@ In memory only, rebuilt from the API at every start; no I/O. It tells its listen
 status and which pods have no GpuShare.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any, Final
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
 from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, NeighboursEnded, PodView, Retraction
 from gpushare.core.control import Fares, Standing, usual_work, with_ended
+from gpushare.core.placement import WindowStarts
+from gpushare.runtime.moments import unix_seconds
 
 _MOST_MODELS: Final = 16  # as in the schema
 _MOST_COMPARED: Final = 1000  # pods of a GpuShare that are checked for belonging to another one
@@ -32,10 +35,22 @@ Key = ShareKey | PodKey
 
 
 class ClusterView:
-    """Known objects; `touched` is called for each key that a change affects."""
+    """Known objects.
 
-    def __init__(self, touched: Callable[[Key], None]) -> None:
+    Attributes:
+        starts: when the pods on probation started.
+    """
+
+    def __init__(self, touched: Callable[[Key], None], now: Callable[[], float] = time.time) -> None:
+        """Know nothing.
+
+        Args:
+            touched: called for each key that a change affects.
+            now: returns Unix time.
+        """
+        self.starts = WindowStarts(unix_seconds)
         self._touched = touched
+        self._now = now
         self._shares = ShareIndex()
         self._pods: dict[str, PodView] = {}
         self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
@@ -166,6 +181,7 @@ class ClusterView:
         before = self._pods.get(pod.uid)
         if before == pod:
             return
+        self.starts.look(before, pod, self._now())
         self._forget_pod(pod.uid)
         self._pods[pod.uid] = pod
         for index, key in self._keys(pod):
@@ -179,6 +195,7 @@ class ClusterView:
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone."""
         pod = self._pods.get(uid)
+        self.starts.forget(uid)
         self._forget_pod(uid)
         share = self._share_of_pod.pop(uid, None)
         if pod is not None:

@@ -134,24 +134,35 @@ def test_it_prefers_the_empty_gpu_and_the_decision_says_so(cluster: Cluster) -> 
     assert names.PROBATION_SECONDS not in cluster.bind("new-2", "n1"), "its workload has its turn"
 
 
-@pytest.mark.parametrize(("accepted", "started"), [("02:50:01", "02:50:21"), ("03:10:01", "03:10:21")])
-def test_a_nodes_clock_that_is_wrong_makes_no_window_longer_or_shorter(
-    cluster: Cluster, accepted: str, started: str
+@pytest.mark.parametrize(
+    ("accepted", "started", "seen_after", "until"),
+    [
+        ("02:50:00", "02:50:20", 20, "03:01:20"),
+        ("03:10:00", "03:10:20", 20, "03:01:20"),
+        ("03:01:00", "03:01:20", 80, "03:02:20"),
+    ],
+    ids=["the node's clock is behind", "it is ahead", "kubelet takes the pod up late"],
+)
+def test_a_window_begins_with_the_container(
+    cluster: Cluster, accepted: str, started: str, seen_after: float, until: str
 ) -> None:
+    """Before: a pod that kubelet took up a minute after the decision had what was left of its window."""
     cluster.bind("new-1", "n2")
+    cluster.now = DECIDED + seen_after
     cluster.pods["new-1"]["status"] = {
         "startTime": f"2026-11-23T{accepted}Z",
         "containerStatuses": [{"state": {"running": {"startedAt": f"2026-11-23T{started}Z"}}}],
     }
     cluster.tell("new-1")
     cluster.make("other", "other", "0.3")
-    assert "until 03:01:20 UTC" in str(cluster.refusals("other")["n2"])
+    assert f"until {until} UTC" in str(cluster.refusals("other")["n2"])
     cluster.start()
-    assert "until 03:01:20 UTC" in str(cluster.refusals("other")["n2"])
+    assert f"until {until} UTC" in str(cluster.refusals("other")["n2"]), "to a restarted extender too"
 
 
 def test_a_restarted_extender_knows_who_is_on_probation_until_when(cluster: Cluster) -> None:
     cluster.bind("new-1", "n2")
+    cluster.now = DECIDED + 21
     cluster.pods["new-1"]["status"] = {
         "containerStatuses": [{"state": {"running": {"startedAt": "2026-11-23T03:00:20Z"}}}]
     }

@@ -1,6 +1,8 @@
 """What a GpuShare says of a workload without a profile: on probation, under its share, or nothing special."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +14,7 @@ from gpushare.core.control import OperatorSettings, fares_of
 from gpushare.core.placement import ProbationSettings
 from gpushare.kube import GPUSHARES
 from gpushare.kube.fake import FakeApi
+from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.profiling import profiling_of
 from gpushare_operator.reconciler import ShareReconciler
@@ -57,9 +60,12 @@ def share(name: str, **status: Any) -> GpuShare:
 
 
 def world_of(
-    *pods: PodView, conditions: tuple[Mapping[str, str], ...] = (FREES,), told: Any = None
+    *pods: PodView,
+    conditions: tuple[Mapping[str, str], ...] = (FREES,),
+    told: Any = None,
+    now: Callable[[], float] = time.time,
 ) -> ClusterView:
-    made = ClusterView(told or (lambda _: None))
+    made = ClusterView(told or (lambda _: None), now)
     for name in ("new", "web", "batch"):
         made.put_share(share(name))
     for each in pods:
@@ -88,6 +94,20 @@ def test_on_probation_until_its_window_ends() -> None:
     assert seen(running) == ({"new-1": "03:01:05 UTC"}, {}, BEGAN + 65)
     assert seen(running, BEGAN + 65) == ({}, {}, None)
     assert seen(running, seconds=0.0) == ({}, {}, None)
+
+
+def test_a_start_that_was_seen_counts_by_the_operators_clock() -> None:
+    """Before: a node's time was compared with nobody's, so a pod that kubelet took up late lost its window."""
+    clock = Turned()
+    for accepted, started in (("03:01:10", "03:01:20"), ("02:51:10", "02:51:20"), ("03:11:10", "03:11:20")):
+        clock.seconds = BEGAN + 70
+        world = world_of(pod("new-1", probation=60), now=clock.monotonic)
+        clock.seconds = BEGAN + 80
+        runs = pod("new-1", probation=60, started=f"2026-11-23T{started}Z")
+        world.put_pod(replace(runs, accepted_at=f"2026-11-23T{accepted}Z"))
+        assert seen(world, BEGAN + 81) == ({"new-1": "03:02:20 UTC"}, {}, BEGAN + 140)
+        world.drop_pod(runs.uid)
+        assert world.starts.of(runs) == min(max(unix_seconds(runs.started_at), BEGAN), BEGAN + 240), "forgotten"
 
 
 @pytest.mark.parametrize(

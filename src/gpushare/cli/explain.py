@@ -160,7 +160,7 @@ def account_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple[Pod
     """
     view = _sharing(pod)
     shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
-    place = own_place(view, shares)
+    place = own_place(view, shares, objects.read_at)
     if isinstance(place, Rejection):
         raise _unexplained(view, str(place))
     request, placed = place

@@ -40,6 +40,7 @@ from gpushare.core.placement import (
     Settings,
     SettingsError,
     WaitingPod,
+    WindowStarts,
     bound_request,
     in_order_of_claim,
     known_of,
@@ -212,7 +213,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
         if pod.node is not None and request is not None and pod.decision is not None:
             since[pod.key] = unix_seconds(pod.decision.decided_at)
-            ours.append(_bound(request, pod, pod.node, pod.decision))
+            ours.append(_bound(request, pod, pod.node, pod.decision, objects.read_at))
         elif pod.node is not None:
             taken = others.setdefault(pod.node, [0, 0])
             taken[0] += pod.cpu_milli
@@ -420,24 +421,33 @@ def _request_of(
     return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key, rules=pod.rules)
 
 
-def own_place(pod: PodView, shares: ShareIndex) -> tuple[PlacementRequest, Placement | None] | Rejection:
-    """Return what one pod requests by the chart's defaults, and its placement; None while it waits."""
+def own_place(
+    pod: PodView, shares: ShareIndex, read_at: float | None
+) -> tuple[PlacementRequest, Placement | None] | Rejection:
+    """Return what one pod requests by the chart's defaults, and its placement; None while it waits.
+
+    Args:
+        read_at: when the pod was read, Unix time; None if that is not known.
+    """
     request = _request_of(pod, shares, Defaults())
     if pod.node is not None and pod.decision is not None:
-        return _bound(request, pod, pod.node, pod.decision)
+        return _bound(request, pod, pod.node, pod.decision, read_at)
     return request if isinstance(request, Rejection) else (request, None)
 
 
 def _bound(
-    request: PlacementRequest | Rejection, pod: PodView, node: str, decision: Decision
+    request: PlacementRequest | Rejection, pod: PodView, node: str, decision: Decision, read_at: float | None
 ) -> tuple[PlacementRequest, Placement]:
     """Return what a placed pod holds, by its decision, and its placement."""
     running = bound_request(request, pod, decision)
-    return replace(running, pod_uid=pod.key), _placement(pod, node, decision, running)
+    return replace(running, pod_uid=pod.key), _placement(pod, node, decision, running, read_at)
 
 
-def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:
+def _placement(
+    pod: PodView, node: str, decision: Decision, request: PlacementRequest, read_at: float | None
+) -> Placement:
     """Return where a pod runs, from its decision."""
-    moments = map(unix_seconds, (decision.decided_at, pod.accepted_at, pod.started_at))
-    term = term_of(pod, request.unprofiled, *moments)
+    starts = WindowStarts(unix_seconds)
+    starts.look(None, pod, math.inf if read_at is None else read_at)
+    term = term_of(pod, request.unprofiled, starts.of(pod))
     return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)

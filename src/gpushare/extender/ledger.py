@@ -25,6 +25,7 @@ from gpushare.core.placement import (
     PlacementRequest,
     Settings,
     Undecided,
+    WindowStarts,
     bound_request,
     cap_of,
     closed_places,
@@ -116,6 +117,7 @@ class ShareLedger:
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._queued = QueuedPods(settings.reserve_after_seconds)
         self._closed_to = ClosedNodes()
+        self._starts = WindowStarts(unix_seconds)
         self._uids: dict[str, str] = {}
         self._reports: dict[str, GpuNodeView] = {}
         """Every GpuNode as its agent wrote it, also of a node that is gone."""
@@ -160,6 +162,7 @@ class ShareLedger:
                 self._undecided.forget(pod.uid)
                 self.release(pod.uid)
         self._uids[key] = pod.uid
+        self._starts.look(self.pods.get(pod.uid), pod, self._now())
         self.pods[pod.uid] = pod
         self._queued.put(pod, self._now())
         if pod.node is None:
@@ -550,6 +553,7 @@ class ShareLedger:
         self._workloads.forget(pod_uid)
         self._undecided.forget(pod_uid)
         self._queued.drop(pod_uid)
+        self._starts.forget(pod_uid)
         self.release(pod_uid)
         other = self.others.get(pod.node, pod_uid) if pod is not None else None
         if other is not None and other.limit_percent:  # it still runs, but without our label
@@ -576,8 +580,7 @@ class ShareLedger:
             self.state.reserve(pod.uid, decided, request, unix_seconds(decision.decided_at))
         if decision.probation_seconds is not None:
             unprofiled = unprofiled_of(pod, self._workloads.share_of(pod))
-            moments = map(unix_seconds, (decision.decided_at, pod.accepted_at, pod.started_at))
-            self.state.set_probation(pod.uid, term_of(pod, unprofiled, *moments))
+            self.state.set_probation(pod.uid, term_of(pod, unprofiled, self._starts.of(pod)))
         gpunode = self._gpunodes.get(node)
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)

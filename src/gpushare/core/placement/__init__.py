@@ -52,6 +52,7 @@ from gpushare.core.placement.shapes import (
 )
 from gpushare.core.placement.state import AGENT_AWAY, UNLIMITED, ClusterState, FloatArray, IntArray
 from gpushare.core.placement.whatif import WaitingPod
+from gpushare.core.placement.window_starts import WindowStarts
 
 __all__ = [
     "AGENT_AWAY",
@@ -97,6 +98,7 @@ __all__ = [
     "Undecided",
     "Unprofiled",
     "WaitingPod",
+    "WindowStarts",
     "account",
     "bound_request",
     "cap_anew",

@@ -3,14 +3,9 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
 
 from gpushare.core.api import GpuShare, PodView, ProfileMode, names
 from gpushare.core.interference import as_profile
-
-START_SECONDS: Final = 240.0
-"""A window starts when the pod's container runs, at most this long after the decision: pulling an image takes
-minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +113,13 @@ def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
     return Unprofiled(frozenset(workloads), pod.key, window, pod.namespace)
 
 
-def term_of(
-    pod: PodView, unprofiled: Unprofiled | None, decided_at: float, accepted_at: float, started_at: float
-) -> ProbationTerm | None:
+def term_of(pod: PodView, unprofiled: Unprofiled | None, begins_at: float) -> ProbationTerm | None:
     """Return the term of a bound pod from its decision; None if it has none.
 
-    kubelet takes a pod up within a second of the decision, so the time from then to its start counts from the
-    decision: the clocks of the node and of who decided are not compared.
-
     Args:
-        decided_at: seconds; -inf if the decision does not say.
-        accepted_at: when kubelet took it up, by the node's clock, seconds; -inf if it does not say.
-        started_at: when its first container started, by the node's clock; -inf while none has.
+        begins_at: when its window begins (`WindowStarts`), in seconds of the caller's clock.
     """
     if pod.decision is None or pod.decision.probation_seconds is None or unprofiled is None:
         return None
-    start_seconds = START_SECONDS
-    if started_at > -math.inf:
-        start_seconds = started_at - (accepted_at if accepted_at > -math.inf else decided_at)
-    begins = decided_at + min(max(start_seconds, 0.0), START_SECONDS)
-    until = begins + pod.decision.probation_seconds
+    until = begins_at + pod.decision.probation_seconds
     return ProbationTerm(unprofiled.workloads, pod.key, until, pod.namespace)

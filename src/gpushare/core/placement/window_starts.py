@@ -1,0 +1,83 @@
+"""When the windows of pods on probation begin, by the clock of who asks: with the container, wherever it runs."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from gpushare.core.api import PodView
+
+START_SECONDS: Final = 240.0
+"""A window starts when the pod's container runs, at most this long after the decision: pulling an image takes
+minutes."""
+REPORT_SECONDS: Final = 5.0
+"""A start that is seen no later than this is taken from the node, so that all who tell of it tell the same time.
+kubelet reports a start within a second or two."""
+_ROUNDED_SECONDS: Final = 1.0  # a node's times are whole seconds, rounded down
+
+
+class WindowStarts:
+    """By how much the nodes' clocks are behind the caller's, noted for each pod on probation as it starts.
+
+    Neither the node's times alone nor the time from kubelet's taking the pod up to its start would do: a node's
+    clock may be wrong, and kubelet may take a pod up minutes after the decision (docs/adr/0233).
+    """
+
+    def __init__(self, seconds: Callable[[str | None], float]) -> None:
+        """Know of no pod; `seconds` parses a time of the API, to -inf if it is invalid."""
+        self._seconds = seconds
+        self._behind: dict[str, float] = {}  # by pod uid
+
+    def look(self, before: PodView | None, pod: PodView, now: float) -> None:
+        """Note when a pod started, the first time that it is seen running.
+
+        Args:
+            before: the pod as it was seen last, if it was.
+            now: by the caller's clock, seconds.
+        """
+        if pod.node is None:  # of a node that it was on before, if of any
+            self._behind.pop(pod.uid, None)
+        decision, started_at = pod.decision, self._seconds(pod.started_at)
+        is_known = pod.node is None or pod.uid in self._behind
+        if is_known or decision is None or decision.probation_seconds is None or started_at == -math.inf:
+            return
+        decided_at, accepted_at = self._seconds(decision.decided_at), self._seconds(pod.accepted_at)
+        was_seen_waiting = before is not None and not before.started_at
+        self._behind[pod.uid] = (
+            _seen_behind(started_at, now)
+            if was_seen_waiting
+            else _guessed_behind(decided_at, accepted_at, started_at, now)
+        )
+
+    def forget(self, pod_uid: str) -> None:
+        """Forget a pod that is gone."""
+        self._behind.pop(pod_uid, None)
+
+    def of(self, pod: PodView) -> float:
+        """Return when the window of a bound pod begins, in the caller's seconds; of one that waits, at the latest.
+
+        It begins when its first container starts, no earlier than the decision and at most `START_SECONDS` later.
+        """
+        decided_at = self._seconds(pod.decision.decided_at if pod.decision is not None else None)
+        started_at = self._seconds(pod.started_at) + self._behind.get(pod.uid, 0.0)
+        latest = decided_at + START_SECONDS
+        return latest if started_at == -math.inf else min(max(started_at, decided_at), latest)
+
+
+def _seen_behind(started_at: float, now: float) -> float:
+    """Return by how much a node is behind where a pod was seen to start just now."""
+    behind = now - started_at
+    return 0.0 if 0.0 <= behind <= REPORT_SECONDS else behind
+
+
+def _guessed_behind(decided_at: float, accepted_at: float, started_at: float, now: float) -> float:
+    """Return by how much a node is behind where a pod ran already when it was first seen, by its times alone.
+
+    They are believed if they lie between the decision and now; else kubelet is assumed to have taken the pod up
+    at once.
+
+    Args:
+        accepted_at: when kubelet took it up, by the node's clock; -inf if it does not say.
+    """
+    if accepted_at == -math.inf or (decided_at - _ROUNDED_SECONDS <= accepted_at and started_at <= now):
+        return 0.0
+    return decided_at - accepted_at
