@@ -89,7 +89,8 @@ class Measurer:
             window: merged samples to measure; None: no figures.
         """
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
-        tenants = {pod.uid: _by_gate(gate, pod) for pod in pods}
+        # One of whole GPUs runs outside MPS (ADR 0030): the gate sees none of its processes, not that it has none.
+        tenants = {pod.uid: _by_gate(None if self._has_whole_gpus(pod) else gate, pod) for pod in pods}
         if gate is None or window is None:
             return GpuMeasure(window, tenants)
         active = [pod for pod in pods if tenants[pod.uid].clients]
@@ -97,8 +98,8 @@ class Measurer:
         if (only := _only_active(pods, gate)) is not None:
             tenants |= self._alone(uuid, only, gate, tenants[only.uid], window)
         elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
-            # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
-            tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
+            # The GPU's counters are its own.
+            tenants[pods[0].uid] = replace(tenants[pods[0].uid], pipes=window.counters.pipes())
         elif active:
             tenants |= self._together(uuid, gate, active, tenants, window, has_strangers=strangers)
         model = self._state.gpus[uuid].model

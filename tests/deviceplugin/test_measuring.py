@@ -340,6 +340,13 @@ class TestMeasuring:
         found = self.measurer(state).measure(GPU_A, gate(), window(FP32)).tenants[a]
         assert (found.progress_ratio, found.clients, found.pipes["fp32"]) == (None, None, 0.6)
 
+    def test_nobody_counts_the_processes_of_a_pod_with_whole_gpus(self, state: NodeState) -> None:
+        """It runs outside MPS: no process at the gate is not none, also on a GPU without counters."""
+        a = tenant(state, "a", gpu=f"{GPU_A},{GPU_B}", share=200, threads="100")
+        for seen in (None, window(FP32)):
+            found = self.measurer(state).measure(GPU_A, gate(), seen).tenants[a]
+            assert (found.clients, found.memory_used_mib) == (None, None)
+
     def test_a_gpushare_without_a_profile_is_passed_over(self) -> None:
         assert reduce_gpushare({"status": {"phase": "Pending"}}) is None
         shared = reduce_gpushare(
