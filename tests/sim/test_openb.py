@@ -96,13 +96,29 @@ def test_a_snapshot_reads_back_as_it_was() -> None:
         format_nodes([NodeSpec("x", (GpuSpec("0", "A"), GpuSpec("1", "B")), 1, 1)])
 
 
+def test_a_pod_whose_node_has_lost_gpus_reads_back_with_the_others() -> None:
+    """Also one whose lost GPU another node has by now, and one that has none left."""
+    gpus = [GpuSpec(f"{node}/{slot}", "H200", 140_000) for node in "ab" for slot in range(2)]
+    nodes = [NodeSpec("a", tuple(gpus[:2]), 64_000, 1024), NodeSpec("b", tuple(gpus[2:]), 64_000, 1024)]
+    several, one = PlacementRequest("ns/p", 1000, 2, 9_000), PlacementRequest("ns/q", 500, 1, 9_000)
+    pods = [(several, Placement("a", ("b/0", "a/1"), 9_000)), (one, Placement("b", ("gone",), 9_000))]
+    read = parse_placed_pods(format_pods(pods, nodes), "pods.csv", parse_nodes(format_nodes(nodes), "nodes.csv"))
+    assert read == [(several, Placement("a", ("a/1",), 9_000)), (one, Placement("b", (), 9_000))]
+
+
+def test_a_table_of_placed_pods_has_their_gpus() -> None:
+    text = POD_HEADER.replace("gpu_spec", "gpu_spec,node") + "p,1,1,1,500,,a\n"
+    with pytest.raises(TraceError, match="column gpu_index is missing"):
+        parse_placed_pods(text, "p.csv", parse_nodes(NODES, "n.csv"))
+
+
 @pytest.mark.parametrize(
     ("where", "says"),
     [
         ("z,0", "p.csv, line 2, column node: 'z' is not a node of the cluster"),
-        ("a,7", "p.csv, line 2, column gpu_index: '7' does not name 1 of the 2 GPUs of a"),
-        ("a,0|1", "p.csv, line 2, column gpu_index: '0|1' does not name 1 of the 2 GPUs of a"),
-        ("a,", "p.csv, line 2, column gpu_index: '' does not name 1 of the 2 GPUs of a"),
+        ("a,7", "p.csv, line 2, column gpu_index: '7' does not name at most 1 of the 2 GPUs of a"),
+        ("a,0|1", "p.csv, line 2, column gpu_index: '0|1' does not name at most 1 of the 2 GPUs of a"),
+        ("a,0|0", "p.csv, line 2, column gpu_index: '0|0' does not name at most 1 of the 2 GPUs of a"),
     ],
 )
 def test_a_pod_of_a_snapshot_runs_on_what_is_there(where: str, says: str) -> None:

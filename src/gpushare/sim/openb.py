@@ -116,6 +116,8 @@ def parse_placed_pods(
 ) -> list[tuple[PlacementRequest, Placement | None]]:
     """Parse the pods of a snapshot, with where each runs (columns `node`, `gpu_index`) or None.
 
+    A pod names fewer GPUs than it asks for if its node has lost the others.
+
     Raises:
         TraceError: as `parse_pods`, or a pod is said to run on a node or GPU that is not among `nodes`.
     """
@@ -129,11 +131,14 @@ def parse_placed_pods(
         if name not in known:
             raise row.error("node", "is not a node of the cluster")
         gpus = known[name].gpus
+        if "gpu_index" not in row.values and pod.gpu_count:
+            raise TraceError(f"{source}, line 1: column gpu_index is missing, node is there")
         chosen = [index for index in row.values.get("gpu_index", "").strip().split("|") if index]
-        if len(set(chosen)) != pod.gpu_count or not all(i.isdigit() and int(i) < len(gpus) for i in chosen):
-            if "gpu_index" not in row.values:
-                raise TraceError(f"{source}, line 1: column gpu_index is missing, node is there")
-            raise row.error("gpu_index", f"does not name {pod.gpu_count} of the {len(gpus)} GPUs of {name}")
+        are_known = all(i.isdigit() and int(i) < len(gpus) for i in chosen)
+        if not are_known or len(set(chosen)) < len(chosen) or len(chosen) > pod.gpu_count:
+            raise row.error(
+                "gpu_index", f"does not name at most {pod.gpu_count} of the {len(gpus)} GPUs of {name}"
+            )
         uuids = tuple(gpus[int(index)].uuid for index in chosen)
         memory = pod.memory_mib
         if memory is None:
@@ -200,8 +205,8 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
 
 
 def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes: Iterable[NodeSpec]) -> str:
-    """Write requests as a table, with the place where each runs; a GPU that the nodes have lost has no index."""
-    index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
+    """Write requests as a table, with the place where each runs; a GPU that its node has lost has no index."""
+    index = {node.name: {gpu.uuid: slot for slot, gpu in enumerate(node.gpus)} for node in nodes}
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow((*POD_COLUMNS, "gpu_spec", "gpu_memory_mib", "node", "gpu_index"))
@@ -210,7 +215,8 @@ def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes
         memory = "" if pod.memory_mib is None else pod.memory_mib
         where = ["", ""]
         if placed is not None:
-            where = [placed.node, "|".join(str(index[uuid]) for uuid in placed.gpu_uuids if uuid in index)]
+            slots = index.get(placed.node, {})
+            where = [placed.node, "|".join(str(slots[uuid]) for uuid in placed.gpu_uuids if uuid in slots)]
         models = "|".join(sorted(pod.models))
         table.writerow(
             [pod.pod_uid, pod.cpu_milli, pod.node_memory_mib, pod.gpu_count, share, models, memory, *where]
