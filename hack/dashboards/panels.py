@@ -38,8 +38,10 @@ GPU_NAME = "{{node}} GPU {{gpu_index}}"
 POD_NAME = "{{namespace}}/{{pod}}"
 GOOD, BAD, NEITHER = "green", "red", "text"
 
-# A pod of several whole GPUs has no progress (ADR 0030), nor has one without a profile beside others.
-_UNKNOWN = "(gpushare_pod_share_ratio unless on (gpu_uuid, pod_uid) gpushare_pod_progress_ratio)"
+# A pod of several whole GPUs has no progress (ADR 0030), nor has one without a profile beside others. One without
+# a process has none either, but is known to do nothing.
+_KNOWN = "(gpushare_pod_progress_ratio or gpushare_pod_clients == 0)"
+_UNKNOWN = f"(gpushare_pod_share_ratio unless on (gpu_uuid, pod_uid) {_KNOWN})"
 
 # uid -> title, in the order in which they link to each other
 BOARDS = {

@@ -54,6 +54,22 @@ def test_the_gain_counts_only_gpus_on_which_every_pods_progress_is_known(tmp_pat
     _reckoned(tmp_path, series, {f"sum({by_gpu})": 3, f"count({by_gpu})": 1})
 
 
+def test_a_pod_without_a_process_does_nothing_and_leaves_its_gpus_work_known(tmp_path: Path) -> None:
+    """A notebook beside two trainers; one alone; one beside a pod without a profile."""
+    shares = {_pod("share_ratio", "S", f"s{at}"): 0.4 for at in range(2)} | {_pod("share_ratio", "M", "new"): 0.5}
+    notebooks = {_pod("share_ratio", gpu, f"notebook-{gpu}"): 0.2 for gpu in "SIM"}
+    clients = {name.replace("share_ratio", "clients"): 0.0 for name in notebooks}
+    clients |= {name.replace("share_ratio", "clients"): 1.0 for name in shares}
+    made = {_pod("progress_ratio", "S", f"s{at}"): 0.75 for at in range(2)}
+    series = shares | notebooks | clients | made
+    [does] = _queries("gpushare", "What does a used GPU do?")
+    [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
+    progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
+    _reckoned(tmp_path, series, {does: 1.5, spared: 0.5, progress: 1.5, known: 1, in_use: 3})
+    [by_gpu] = _queries("gpushare-node", "Summed progress")
+    _reckoned(tmp_path, series, {f"sum({by_gpu})": 1.5, f"count({by_gpu})": 1})
+
+
 def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> None:
     """The gate's families have no node, and "All" of the GPUs is `.+`."""
     series: dict[str, float] = {}

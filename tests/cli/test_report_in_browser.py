@@ -50,6 +50,7 @@ def _tenancy(team: str, name: str, share: float, progress: float, promise: float
         broken_ratio=np.full(MINUTES, np.nan),
         throttle_ratio=np.where(np.arange(MINUTES) > 100, 0.2, np.nan),
         busiest_ratio=0.5 * present,
+        clients=np.ones(MINUTES),
     )
 
 

@@ -30,6 +30,7 @@ def _tenancy(number: int, noise: np.random.Generator) -> Tenancy:
         broken_ratio=np.full(MOMENTS, np.nan),
         throttle_ratio=np.where(noise.random(MOMENTS) < 0.1, 0.2, np.nan),
         busiest_ratio=noise.uniform(0.1, 0.9, MOMENTS),
+        clients=np.ones(MOMENTS),
     )
 
 

@@ -2,20 +2,30 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gpushare.cli.live import Objects
+from gpushare.cli.report import prometheus
 from gpushare.cli.report.command import as_record
+from gpushare.cli.report.moment import usage_of
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, kept_ratio, showback
 from gpushare.cli.report.usage_page import render_usage
+from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus
 
 UNKNOWN = np.full(4, np.nan)
 
 
-def _tenancy(pod: str, gpu: str, progress: float | Figures, share: float = 1.0) -> Tenancy:
-    made = np.broadcast_to(progress, 4).astype(float)
-    return Tenancy("ml", pod, pod, gpu, np.full(4, share), made, UNKNOWN, UNKNOWN, UNKNOWN, np.zeros(4), UNKNOWN)
+def _tenancy(
+    pod: str, gpu: str, progress: float | Figures, share: float = 1.0, clients: float | Figures = np.nan
+) -> Tenancy:
+    made, has = (np.broadcast_to(each, 4).astype(float) for each in (progress, clients))
+    return Tenancy(
+        "ml", pod, pod, gpu, np.full(4, share), made, UNKNOWN, UNKNOWN, UNKNOWN, np.zeros(4), UNKNOWN, has
+    )
 
 
 def _history(*tenancies: Tenancy, gpus: Figures | None = None) -> UsageHistory:
@@ -77,3 +87,54 @@ def test_moments_without_figures_are_not_moments_without_pods() -> None:
     gap = np.array([np.nan, np.nan, 1.0, 1.0])
     one = replace(_tenancy("a", "G", gap), share_ratio=gap)
     assert "1.0 of 8.0" in _answer(_history(one, gpus=gap * 8), "How many GPUs were in use?")
+
+
+NOTEBOOK = np.array([0.5, np.nan, np.nan, np.nan])  # it has a process for a quarter of the time
+HAS_ONE = np.array([1.0, 0.0, 0.0, 0.0])
+
+
+def test_a_pod_without_a_process_does_nothing_and_leaves_its_gpus_work_known() -> None:
+    train = _tenancy("train", "G", np.array([0.5, 0.9, 0.9, 0.9]), 0.5, 1)
+    run = course(_history(_tenancy("notebook", "G", NOTEBOOK, 0.5, HAS_ONE), train))
+    assert list(run.known) == [1] * 4
+    assert run.known_progress == pytest.approx([1.0, 0.9, 0.9, 0.9])
+
+
+def test_a_gpu_on_which_no_pod_has_a_process_is_left_out_and_named() -> None:
+    idle = [_tenancy(f"notebook-{at}", "I", np.nan, 0.5, 0) for at in range(2)]
+    history = _history(*SHARED, *idle)
+    run = course(history)
+    assert (list(run.known), list(run.idle), list(run.in_use)) == ([4] * 4, [1] * 4, [5] * 4)
+    assert list(run.spared) == [8] * 4
+    assert "of 20.0 in use, 4.0 without a process" in _answer(history, "What did a used GPU do?")
+    assert as_record(history)["idle_gpus"] == pytest.approx(4)
+    assert "nothing ran" in _answer(_history(*idle), "What did sharing spare?")
+
+
+def _from_a_snapshot(clients: int, _: pytest.MonkeyPatch) -> UsageHistory:
+    tenant = TenantStatus("u", "ml", "notebook", 50, clients=clients)
+    node = GpuNode("n", GpuNodeStatus.of((GpuStatus("G", tenants=(tenant,)),)))
+    return usage_of(Objects(None, gpunodes=[node.to_object()]), Path("snap"), 1763640000.0)
+
+
+def _from_prometheus(clients: int, monkeypatch: pytest.MonkeyPatch) -> UsageHistory:
+    figures = {"gpushare_gpu_healthy": 1, "gpushare_pod_share_ratio": 0.5, "gpushare_pod_clients": clients}
+    pod = {"gpu_uuid": "G", "namespace": "ml", "pod": "notebook", "pod_uid": "u"}
+
+    async def answer(_: Any, __: str, **asked: str) -> list[Any]:
+        begin = float(asked.get("start", 0))
+        told = [value for family, value in figures.items() if f"({family})" in asked["query"]]
+        return [{"metric": pod, "values": [[begin + 60 * at, str(value)] for at in range(4)]} for value in told]
+
+    monkeypatch.setattr(prometheus._Asked, "_ask", answer)
+    return prometheus.read_prometheus(prometheus.PrometheusSpan("http://x", 1763640000.0, 1763640240.0, 4))
+
+
+@pytest.mark.parametrize("read", [_from_a_snapshot, _from_prometheus])
+def test_each_source_tells_a_pod_without_a_process_from_one_of_unknown_progress(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, runs = read(0, monkeypatch), read(1, monkeypatch)
+    assert [history.tenancies[0].idle.all() for history in (idle, runs)] == [True, False]
+    seen_alone = [any("seen alone" in note for note in history.notes) for history in (idle, runs)]
+    assert seen_alone == [False, read is _from_prometheus]

@@ -38,15 +38,18 @@ def sentences(gain: Gain) -> list[str]:
         return [f"No pod shares a GPU now; {_gpus(gain.gpus)} {_are(gain.gpus)} free."]
     on = f"{gain.used_gpus} of {_gpus(gain.gpus)}"
     lines = [f"{_pods(gain.pods)} {_are(gain.pods)} on {on}; each alone, they would take {gain.alone_gpus}."]
-    if gain.per_gpu is None or gain.gained_gpus is None:
-        why = "some workload has no profile, or the node's agent is silent"
-        lines.append(f"How fast they are is not known yet: on every GPU {why}.")
-    else:
+    if gain.idle_gpus:
+        lines.append(f"On {_gpus(gain.idle_gpus)} no pod has a process now.")
+    if gain.per_gpu is not None and gain.gained_gpus is not None:
         on = "them" if gain.known_gpus == gain.used_gpus else f"{_gpus(gain.known_gpus)} whose pods are all known"
         more = gain.gained_gpus
         verdict = f"{more:.2f} GPUs more than without sharing" if more >= 0 else f"sharing costs {-more:.2f} GPUs"
         progress = f"the progress of {gain.progress_ratio:.2f} GPUs"
         lines.append(f"On {on} they make {progress}: {gain.per_gpu:.2f} a GPU, {verdict}.")
+    elif gain.idle_gpus < gain.used_gpus:
+        on = "every other GPU" if gain.idle_gpus else "every GPU"
+        why = "some workload has no profile or several whole GPUs, or the node's agent is silent"
+        lines.append(f"How fast they are is not known yet: on {on} {why}.")
     judged = gain.kept + gain.broken
     if judged:
         lines.append(f"{gain.kept} of {judged} promises are kept, {gain.broken} broken.")

@@ -130,6 +130,7 @@ def as_record(history: UsageHistory) -> dict[str, Any]:
         "step_seconds": history.step_seconds,
         "unit": history.unit,
         "gpus_in_use": float(run.in_use.sum()) * hours,
+        "idle_gpus": float(run.idle.sum()) * hours,
         "known_gpus": float(run.known.sum()) * hours,
         "known_progress": float(run.known_progress.sum()) * hours,
         "given": float(run.given.sum()) * hours,

@@ -89,6 +89,7 @@ def _tenancy(tenant: TenantStatus, gpu_uuid: str, workload: WorkloadName | None)
         broken_ratio=_one(None),
         throttle_ratio=_one(tenant.throttle_ratio),
         busiest_ratio=_one(None),
+        clients=_one(tenant.clients),
     )
 
 

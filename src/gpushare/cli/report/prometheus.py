@@ -28,6 +28,7 @@ _FAMILIES: Final[Mapping[str, str]] = {
     "broken_ratio": "gpushare_pod_promise_broken",
     "throttle_ratio": "gpushare_pod_throttle_ratio",
     "busiest_ratio": "gpushare_pod_pipe_utilization_ratio",
+    "clients": "gpushare_pod_clients",
 }
 _Labels = Mapping[str, str]
 _Values = Mapping[tuple[str, ...], tuple[_Labels, float]]
@@ -224,7 +225,8 @@ def _history(span: PrometheusSpan, times: Figures, told: _PrometheusAnswers) -> 
         )
     if not workloads and tenancies:
         notes.append("The operator's metrics are missing here, so pods stand for their workloads.")
-    if not told.tenants["progress_ratio"] and tenancies:
+    is_unknown = any((one.present & ~one.idle).any() for one in tenancies)
+    if not told.tenants["progress_ratio"] and is_unknown:
         notes.append("No pod's progress is known in this time: no workload was ever seen alone on a GPU.")
     return UsageHistory(
         source=f"Prometheus at {span.url}",

@@ -105,5 +105,6 @@ def _nothing() -> dict[str, Figures]:
         "broken_ratio",
         "throttle_ratio",
         "busiest_ratio",
+        "clients",
     )
     return {name: np.full(_POINTS, np.nan) for name in names}

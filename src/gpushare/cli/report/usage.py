@@ -22,6 +22,7 @@ class Tenancy:
     Attributes:
         broken_ratio: 1 while its node's loop finds the promise broken, 0 while it is kept.
         busiest_ratio: use of the pipe that it uses most.
+        clients: its processes connected to MPS.
     """
 
     namespace: str
@@ -35,6 +36,7 @@ class Tenancy:
     broken_ratio: Figures
     throttle_ratio: Figures
     busiest_ratio: Figures
+    clients: Figures
 
     @property
     def name(self) -> WorkloadName:
@@ -45,6 +47,17 @@ class Tenancy:
     def present(self) -> NDArray[np.bool_]:
         """Return for each moment whether the pod was on the GPU."""
         return ~np.isnan(self.share_ratio)
+
+    @property
+    def idle(self) -> NDArray[np.bool_]:
+        """Return for each moment whether the pod is known to have no process."""
+        has_none: NDArray[np.bool_] = self.clients == 0
+        return has_none & np.isnan(self.progress_ratio)
+
+    @property
+    def work_ratio(self) -> Figures:
+        """Return the progress, 0 while the pod is idle."""
+        return np.where(self.idle, 0.0, self.progress_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +107,17 @@ class UsageCourse:
     """The cluster's figures at each moment; None if unknown.
 
     Attributes:
-        known: GPUs in use on which every pod's progress is known, as in `gpushare.core.control.Gain`. A pod of
-            several whole GPUs has none (ADR 0030), nor has one without a profile beside others.
+        idle: GPUs in use on which no pod has a process.
+        known: the other GPUs in use on which every pod's progress is known, as in `gpushare.core.control.Gain`. A
+            pod of several whole GPUs has none (ADR 0030), nor has one without a profile beside others; one without
+            a process makes none.
         known_progress: summed progress on these.
         progress: summed progress of all pods whose progress is known, whoever is beside them.
     """
 
     gpus: Figures
     in_use: Figures
+    idle: Figures
     known: Figures
     known_progress: Figures
     given: Figures
@@ -178,7 +194,7 @@ def course(history: UsageHistory) -> UsageCourse:
     """Return the cluster's figures at each moment."""
     count = len(history.times)
     given, progress, throttled, broken = (np.zeros(count) for _ in range(4))
-    in_use, known, known_progress = (np.zeros(count) for _ in range(3))
+    in_use, idle, known, known_progress = (np.zeros(count) for _ in range(4))
     by_gpu: dict[str, list[Tenancy]] = defaultdict(list)
     for one in history.tenancies:
         given += np.nan_to_num(one.share_ratio)
@@ -188,8 +204,10 @@ def course(history: UsageHistory) -> UsageCourse:
         by_gpu[one.gpu_uuid].append(one)
     for tenancies in by_gpu.values():
         used = np.any([one.present for one in tenancies], axis=0)
-        is_known = used & ~np.any([one.present & np.isnan(one.progress_ratio) for one in tenancies], axis=0)
+        runs = np.any([one.present & ~one.idle for one in tenancies], axis=0)
+        is_known = runs & ~np.any([one.present & np.isnan(one.work_ratio) for one in tenancies], axis=0)
         in_use += used
+        idle += used & ~runs
         known += is_known
         known_progress += np.sum([np.nan_to_num(one.progress_ratio) for one in tenancies], axis=0) * is_known
     requested = None
@@ -198,6 +216,7 @@ def course(history: UsageHistory) -> UsageCourse:
     return UsageCourse(
         gpus=history.gpus,
         in_use=in_use,
+        idle=idle,
         known=known,
         known_progress=known_progress,
         given=given,

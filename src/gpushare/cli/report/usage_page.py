@@ -66,7 +66,10 @@ def _moment(seconds: float) -> str:
 def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
     has_figures = ~np.isnan(run.gpus)
     gpus, in_use = float(np.mean(run.gpus[has_figures])), float(np.mean(run.in_use[has_figures]))
-    used, known, done = (float(np.sum(each)) for each in (run.in_use, run.known, run.known_progress))
+    used, idle, known = (float(np.sum(each)) for each in (run.in_use, run.idle, run.known))
+    done = float(np.sum(run.known_progress))
+    without = f", {idle * history.hours:.1f} without a process" if idle else ""
+    unknown = "not known" if used > idle else "nothing ran"
     spared = float(np.sum(run.spared)) * history.hours
     kept, throttled = kept_ratio(history), float(np.sum(run.throttled))
     over = "on average" if history.step_seconds else "now"
@@ -74,13 +77,13 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
         Answer("How many GPUs were in use?", f"{in_use:.1f} of {gpus:.1f}", f"GPUs with at least one pod, {over}"),
         Answer(
             "What did a used GPU do?",
-            f"{done / known:.2f} × one pod alone" if known else "not known" if used else "nothing ran",
+            f"{done / known:.2f} × one pod alone" if known else unknown,
             f"{done * history.hours:.1f} {history.unit} of progress on {known * history.hours:.1f} on which every "
-            f"pod's progress is known, of {used * history.hours:.1f} in use",
+            f"pod's progress is known, of {used * history.hours:.1f} in use{without}",
         ),
         Answer(
             "What did sharing spare?",
-            f"{spared:.1f} {history.unit}" if known else "not known" if used else "nothing ran",
+            f"{spared:.1f} {history.unit}" if known else unknown,
             "that the same progress would have needed more, at one pod for each GPU",
         ),
         Answer(

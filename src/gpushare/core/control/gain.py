@@ -11,7 +11,8 @@ class GpuGain:
     """One GPU with tenants.
 
     Attributes:
-        progress_ratio: sum over its tenants, each relative to running alone; None while one is unknown.
+        progress_ratio: sum over its tenants, each relative to running alone, 0 for one without a process; None
+            while one is unknown.
         unknown: number of tenants whose progress is unknown.
     """
 
@@ -30,7 +31,7 @@ class NamespaceGain:
 
     Attributes:
         asked_gpus: sum of their guaranteed shares, in GPUs.
-        progress_ratio: sum over the tenants whose progress is known; None if none is.
+        progress_ratio: sum over the tenants whose progress is known, 0 for one without a process; None if none is.
         unknown: number of tenants whose progress is unknown.
     """
 
@@ -49,7 +50,8 @@ class Gain:
         gpus: GPUs of all nodes.
         used_gpus: GPUs with tenants.
         alone_gpus: GPUs that the pods would need if each had its GPUs to itself.
-        known_gpus: used GPUs on which every tenant's progress is known.
+        idle_gpus: used GPUs on which no tenant has a process: without sharing, too, they would do nothing.
+        known_gpus: the other used GPUs on which every tenant's progress is known.
         progress_ratio: sum over the known GPUs; a GPU without sharing makes 1.
         kept: tenants that reach their promise.
         broken: tenants below their promise.
@@ -61,6 +63,7 @@ class Gain:
     used_gpus: int
     pods: int
     alone_gpus: int
+    idle_gpus: int
     known_gpus: int
     progress_ratio: float
     kept: int
@@ -95,13 +98,19 @@ def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
     ]
     tenants = [tenant for _, gpu in used for tenant in gpu.tenants]
     by_gpu = tuple(_gpu_gain(name, gpu) for name, gpu in used)
-    known = [each.progress_ratio for each in by_gpu if each.progress_ratio is not None]
+    idle = [all(_is_idle(tenant) for tenant in gpu.tenants) for _, gpu in used]
+    known = [
+        each.progress_ratio
+        for each, is_unused in zip(by_gpu, idle, strict=True)
+        if each.progress_ratio is not None and not is_unused
+    ]
     verdicts = [is_kept(tenant) for tenant in tenants]
     return Gain(
         gpus=len(gpus),
         used_gpus=len(used),
         pods=len({tenant.pod_uid for tenant in tenants}),
         alone_gpus=len(tenants),
+        idle_gpus=sum(idle),
         known_gpus=len(known),
         progress_ratio=sum(known),
         kept=verdicts.count(True),
@@ -123,8 +132,17 @@ def is_kept(tenant: TenantStatus) -> bool | None:
     return tenant.progress_ratio + (tenant.progress_error_ratio or 0.0) >= tenant.promise_ratio
 
 
+def _is_idle(tenant: TenantStatus) -> bool:
+    """Return whether a tenant is known to have no process."""
+    return tenant.clients == 0 and tenant.progress_ratio is None
+
+
+def _progress(tenant: TenantStatus) -> float | None:
+    return 0.0 if _is_idle(tenant) else tenant.progress_ratio
+
+
 def _gpu_gain(node: str, gpu: GpuStatus) -> GpuGain:
-    progress = [tenant.progress_ratio for tenant in gpu.tenants]
+    progress = [_progress(tenant) for tenant in gpu.tenants]
     known = [each for each in progress if each is not None]
     return GpuGain(
         node=node,
@@ -142,7 +160,7 @@ def _by_namespace(tenants: Iterable[TenantStatus]) -> tuple[NamespaceGain, ...]:
     for tenant in tenants:
         groups.setdefault(tenant.namespace or "", []).append(tenant)
     known = {
-        name: [t.progress_ratio for t in group if t.progress_ratio is not None] for name, group in groups.items()
+        name: [progress for t in group if (progress := _progress(t)) is not None] for name, group in groups.items()
     }
     return tuple(
         NamespaceGain(
