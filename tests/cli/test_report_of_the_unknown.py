@@ -100,6 +100,14 @@ def test_a_pod_without_a_process_does_nothing_and_leaves_its_gpus_work_known() -
     assert run.known_progress == pytest.approx([1.0, 0.9, 0.9, 0.9])
 
 
+def test_an_idle_share_counts_against_the_work() -> None:
+    [row] = showback(_history(_tenancy("notebook", "G", NOTEBOOK, 0.5, HAS_ONE)))
+    assert (row.given, row.progressed, row.progress_per_share) == pytest.approx((2.0, 0.5, 0.25))
+    assert row.kept_ratio is None  # without a process it has no progress that could be below a promise
+    [row] = showback(_history(_tenancy("idle", "G", np.nan, 0.5, 0)))
+    assert (row.progressed, row.progress_per_share) == (0.0, 0.0)
+
+
 def test_a_gpu_on_which_no_pod_has_a_process_is_left_out_and_named() -> None:
     idle = [_tenancy(f"notebook-{at}", "I", np.nan, 0.5, 0) for at in range(2)]
     history = _history(*SHARED, *idle)
@@ -136,5 +144,7 @@ def test_each_source_tells_a_pod_without_a_process_from_one_of_unknown_progress(
 ) -> None:
     idle, runs = read(0, monkeypatch), read(1, monkeypatch)
     assert [history.tenancies[0].idle.all() for history in (idle, runs)] == [True, False]
+    [row] = showback(idle)
+    assert (row.progressed, showback(runs)[0].progressed) == (0, None)
     seen_alone = [any("seen alone" in note for note in history.notes) for history in (idle, runs)]
     assert seen_alone == [False, read is _from_prometheus]

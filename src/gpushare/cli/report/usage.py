@@ -137,7 +137,8 @@ class ShowbackRow:
     """Requested, held and progressed GPU-hours of one namespace or one workload.
 
     Attributes:
-        progress_per_share: progress against the share given, over the time with known progress; None if unknown.
+        progress_per_share: progress against the share given, over the time with known progress, which is 0 while a
+            pod has no process; None if unknown.
         kept_ratio: part of the time with known promise and progress in which the promise was kept; None if
             unknown.
     """
@@ -263,9 +264,9 @@ def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[Showb
     rows = []
     for name in groups.keys() | asked.keys():
         members = groups[name]
-        known = any(not np.isnan(one.progress_ratio).all() for one in members)
+        known = any(not np.isnan(one.work_ratio).all() for one in members)
         progressed = sum(float(np.nansum(one.progress_ratio)) for one in members) * history.hours
-        shares = sum(float(np.nansum(one.share_ratio[~np.isnan(one.progress_ratio)])) for one in members)
+        shares = sum(float(np.nansum(one.share_ratio[~np.isnan(one.work_ratio)])) for one in members)
         rows.append(
             ShowbackRow(
                 name[0],

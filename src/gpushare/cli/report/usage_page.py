@@ -180,7 +180,7 @@ def _showback(history: UsageHistory) -> str:
         "Who used what",
         "Asked: what pods requested, waiting ones included. Given: the share that they held. "
         "Progressed: the work that they did, in GPUs' worth, as far as it is known; against what was given in "
-        "that time.",
+        "that time. A pod without a process does none.",
         ""
         if history.is_simulated
         else table(
