@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +53,8 @@ MOVED_RATIO: Final = 0.1  # a larger change of a counter between windows means t
 SETTLED_SECONDS: Final = 10.0  # without news while something is wrong; then windows are twice as long
 SETTLED_WINDOW_SECONDS: Final = 2.0
 EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod
+# The host says whom it cannot freeze only while it is asked to; so long nobody is asked for again.
+REFUSED_SECONDS: Final = 60.0
 _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _WARNINGS: Final = frozenset({WatchReason.PROMISE_BROKEN, WatchReason.RETRACTION_ASKED})
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
@@ -64,6 +67,7 @@ class _WatchedGpu:
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
     `rules`: for each tenant whose promise is broken, the rule that decided last.
+    `refused_at`: when the host last refused to freeze a pod.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -79,6 +83,7 @@ class _WatchedGpu:
     written: Mapping[str, ThrottleAsk] | None = None
     unusable: str = ""
     rules: tuple[tuple[str, StepRule], ...] = ()
+    refused_at: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -299,16 +304,23 @@ class Loop:
     def _window(
         self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, seconds: float, now: float
     ) -> WatchWindow:
-        refused = {refusal.pod_uid for refusal in gate.throttle.refused} if gate is not None else set()
+        refused = self._refused(self._gpus[uuid], gate, now)
         tenants = tuple(
-            self._watched(uuid, pod, share, measure.tenants.get(pod.uid, TenantMeasure()), refused)
+            self._watched(uuid, pod, share, measure.tenants.get(pod.uid, TenantMeasure()), refused.keys())
             for pod, share in tenants_of(self._state, uuid)
         )
         why_not = "" if gate is not None and gate.state in _SERVING else "MPS does not serve"
         return WatchWindow(now, tenants, usable=not why_not, why_not=why_not, seconds=seconds)
 
+    def _refused(self, gpu: _WatchedGpu, gate: GateStatus | None, now: float) -> Mapping[str, float]:
+        """Return when the host last refused to freeze a pod, for those that are not asked for again yet."""
+        lately = {uid: at for uid, at in gpu.refused_at.items() if now - at < REFUSED_SECONDS}
+        refusals = gate.throttle.refused if gate is not None else ()
+        gpu.refused_at = lately | dict.fromkeys((refusal.pod_uid for refusal in refusals), now)
+        return gpu.refused_at
+
     def _watched(
-        self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: set[str]
+        self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: AbstractSet[str]
     ) -> WatchedTenant:
         terms = self._terms(pod)
         gpu = self._state.gpus.get(uuid)

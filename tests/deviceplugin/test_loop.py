@@ -370,6 +370,26 @@ def test_whom_the_host_refuses_to_freeze_is_not_counted_on(node: Node, reason: T
     assert node.asked() == {"victim": 1.0, "bad": 1.0}
 
 
+@pytest.mark.parametrize("reason", [ThrottleRefusal.LATENCY, ThrottleRefusal.FROZEN_BY_OTHERS])
+def test_who_may_not_be_stopped_any_more_runs_free_in_the_books_too(node: Node, reason: ThrottleRefusal) -> None:
+    """The host stops freezing it, and names it only while it is asked to."""
+    node.windows(20)
+    assert node.asked()["bad"] < 1.0
+    if reason is ThrottleRefusal.LATENCY:
+        node.profiles["shop/bad"] = replace(node.profiles["shop/bad"], job_class=JobClass.LATENCY)
+    node.refused = (RefusedThrottle("uid-bad", reason, "as the host says"),)
+    node.window()
+    assert node.asked()["bad"] == 1.0
+    assert [t.throttle_ratio for t in build_node(node).gpus[0].tenants] == [None, None]
+    assert node.loop.is_broken(GPU_A, "uid-victim") is False, "the window mixes both"
+    node.refused = ()
+    node.windows(30)
+    assert node.asked()["bad"] == 1.0, "not asked for again at once"
+    assert node.loop.is_broken(GPU_A, "uid-victim")
+    node.windows(60)
+    assert (node.asked()["bad"] < 1.0) is (reason is not ThrottleRefusal.LATENCY)
+
+
 def test_a_pod_whose_class_is_not_known_yet_is_never_stopped(node: Node) -> None:
     signature = node.profiles.pop("shop/bad")
     terms = node.terms(node.state.pods["uid-bad"])

@@ -4,6 +4,7 @@ Pure: windows and time are arguments, the state is a value.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +22,7 @@ from gpushare.core.control.relief import (
     KnownTenants,
     given_back,
     let_go,
+    may_be_throttled,
     may_leave,
     newest,
     relieved,
@@ -55,11 +57,12 @@ def watch(
     1. Update the set of tenants, which come and go at any time; a tenant that is alone runs free.
     2. Ignore a window that is unusable, was seen before, or began before the last change took effect. If no window
        was usable for long, all tenants run free.
-    3. Update the estimates of the tenants' effects on each other.
-    4. Judge promises: broken when windows in a row show it with confidence, kept again when windows in a row do.
-    5. Change duties: up for a throttled tenant that fell below its own promise, down for a broken promise or a
+    3. A tenant that may no longer be throttled runs free.
+    4. Update the estimates of the tenants' effects on each other.
+    5. Judge promises: broken when windows in a row show it with confidence, kept again when windows in a row do.
+    6. Change duties: up for a throttled tenant that fell below its own promise, down for a broken promise or a
        missed latency target, and slowly up where there is room.
-    6. If no duty helps, or a throttle lasts, ask one tenant to leave.
+    7. If no duty helps, or a throttle lasts, ask one tenant to leave.
 
     Args:
         window: the newest window of the GPU; None if none came and only time passed.
@@ -72,8 +75,9 @@ def watch(
     elapsed = max(window.seconds, min(_LONGEST_GAP_SECONDS, ends_at - state.last_ends_at))
     state = _with_present(state, window, now, settings)
     state = replace(state, last_ends_at=ends_at, seen_at=now)
+    state, exempted = _with_exempt_free(state, window, now, settings)
     if ends_at - window.seconds < state.changed_at + settings.delay_seconds:
-        return state, _actions(state, now)
+        return state, _actions(state, now, exempted)
     state = _observed(state, window, elapsed)
     known = known_tenants(state, window)
     state, judged = _judged(state, known, elapsed, settings)
@@ -335,27 +339,47 @@ def _with_duties(
     return replace(state, tenants=tenants, changed_at=now), notes
 
 
-def _with_sleepers_free(state: GpuWatch, now: float, settings: WatchSettings) -> tuple[GpuWatch, list[WatchNote]]:
+def _with_exempt_free(
+    state: GpuWatch, window: WatchWindow, now: float, settings: WatchSettings
+) -> tuple[GpuWatch, tuple[WatchNote, ...]]:
+    """Let a throttled tenant run free that may not be stopped any more: the host does not stop it either.
+
+    As its class was changed, or the host refuses. The window may mix both, so it is not used.
+    """
+    exempt = [
+        each.uid
+        for each in window.tenants
+        if state.tenants[each.uid].duty < FREE and not may_be_throttled(each, settings)
+    ]
+    return _freed(state, dict.fromkeys(exempt, "it cannot be stopped any more"), now)
+
+
+def _with_sleepers_free(
+    state: GpuWatch, now: float, settings: WatchSettings
+) -> tuple[GpuWatch, tuple[WatchNote, ...]]:
     """Let a throttled tenant that has not worked for long run free: it may start anew, or compute on CPUs.
 
     One that works again before then finds its throttle as it was; a later one is judged anew.
     """
     sleepers = {
-        uid: each
+        uid: f"it has not used the GPU for {each.asleep_seconds:.0f} s"
         for uid, each in state.tenants.items()
         if each.duty < FREE and each.asleep_seconds >= settings.blind_seconds
     }
-    if not sleepers:
-        return state, []
-    notes = [
+    return _freed(state, sleepers, now)
+
+
+def _freed(state: GpuWatch, why: Mapping[str, str], now: float) -> tuple[GpuWatch, tuple[WatchNote, ...]]:
+    """Let these throttled tenants run free, each for a reason."""
+    if not why:
+        return state, ()
+    notes = tuple(
         WatchNote(
-            uid,
-            WatchReason.LET_GO,
-            f"runs free from {each.duty:.0%} of the time: it has not used the GPU for {each.asleep_seconds:.0f} s",
+            uid, WatchReason.LET_GO, f"runs free from {state.tenants[uid].duty:.0%} of the time: {reason}"
         )
-        for uid, each in sorted(sleepers.items())
-    ]
-    free = {uid: replace(each, duty=FREE, throttled_seconds=0.0) for uid, each in sleepers.items()}
+        for uid, reason in sorted(why.items())
+    )
+    free = {uid: replace(state.tenants[uid], duty=FREE, throttled_seconds=0.0) for uid in why}
     return replace(state, tenants={**state.tenants, **free}, changed_at=now), notes
 
 
