@@ -348,6 +348,20 @@ def test_switched_off_it_shows_promises_and_touches_nothing(
     assert node.reader.read() == mine, "somebody else's asks stay"
 
 
+def test_a_throttle_that_helps_nobody_is_let_go_though_a_promise_stays_broken(node: Node) -> None:
+    node.add("calm", 25, "2026-11-22T12:00:00Z")
+    node.profiles["shop/bad"] = replace(node.profiles["shop/bad"], job_class=JobClass.LATENCY)
+    node.windows(5)
+    assert node.asked()["calm"] < 1.0, "at first each neighbour is as likely"
+    assert node.asked()["bad"] == 1.0, "never stopped"
+    node.windows(60)
+    assert node.loop.is_broken(GPU_A, "uid-victim")
+    assert node.asked()["calm"] == 1.0
+    node.windows(300)
+    assert node.asked()["calm"] == 1.0
+    assert node.loop.counts[GPU_A].throttled == 1, "not stopped again"
+
+
 def test_where_nobody_can_be_frozen_the_newest_is_asked_to_leave_and_that_is_written_at_once(node: Node) -> None:
     node.problem = "/sys/fs/cgroup/freezer is mounted read-only"
     before = urgent_part(build_node(node))

@@ -177,3 +177,14 @@ def test_who_came_or_left_is_never_remembered(promises, alone, effects):
         {pair: cost for pair, cost in effects.items() if "d" not in pair},
     )
     assert relief(left, ["a"]) == relief(fresh, ["a"])
+
+
+def test_a_throttle_that_helps_a_broken_promise_stays_and_one_that_does_not_is_let_go():
+    duties = {"a": 1.0, "b": 0.5, "c": 0.5}
+    scene = known(
+        {"a": 0.9, "b": 0.3, "c": 0.3},
+        {"a": 0.95, "b": 0.9, "c": 0.9},
+        {("a", "b"): 0.5, ("a", "c"): 0.01},
+        duties=duties,
+    )
+    assert let_go(scene, duties, SETTINGS, margin=0.05, broken=["a"]) == {"a": 1.0, "b": 0.5, "c": 0.7}

@@ -165,12 +165,18 @@ def given_back(
 
 
 def let_go(
-    known: KnownTenants, duties: Mapping[str, float], settings: WatchSettings, *, margin: float
+    known: KnownTenants,
+    duties: Mapping[str, float],
+    settings: WatchSettings,
+    *,
+    margin: float,
+    broken: Collection[str] = (),
 ) -> dict[str, float]:
     """Return duties with one throttle loosened by a step, if all promises then hold by `margin`; else the same.
 
-    The tenant nearest its own promise comes first. Other throttled tenants get back what this costs them. A step
-    is the largest allowed one or half of it; smaller ones are not worth it, except the last.
+    No throttle that helps a promise in `broken` is loosened; `relieved` chooses none of the others again. The tenant
+    nearest its own promise comes first. Other throttled tenants get back what this costs them. A step is the largest
+    allowed one or half of it; smaller ones are not worth it, except the last.
     """
     throttled = [uid for uid in known.responses if duties[uid] < FREE]
     for uid in sorted(throttled, key=lambda uid: (known.height(uid, duties), uid)):
@@ -178,6 +184,8 @@ def let_go(
             raised = {**duties, uid: round(min(FREE, duties[uid] + step), 3)}
             raised = given_back(known, raised, throttled, margin=settings.margin)
             more = [each for each in throttled if raised[each] > duties[each]]
+            if any(known.responses[uid].effect(each) >= LEAST_EFFECT for uid in broken for each in more):
+                continue
             felt = [
                 other
                 for other, response in known.responses.items()

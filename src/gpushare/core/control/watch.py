@@ -61,7 +61,7 @@ def watch(
     4. Update the estimates of the tenants' effects on each other.
     5. Judge promises: broken when windows in a row show it with confidence, kept again when windows in a row do.
     6. Change duties: up for a throttled tenant that fell below its own promise, down for a broken promise or a
-       missed latency target, and slowly up where there is room.
+       missed latency target, and slowly up where there is room or where the throttle helps no broken promise.
     7. If no duty helps, or a throttle lasts, ask one tenant to leave.
 
     Args:
@@ -317,8 +317,11 @@ def _with_duties(
         duties = throttled(known, duties, broken, settings)
     elif stepped is not None:
         duties = stepped
-    elif not broken and not waits and duties == before and now - state.changed_at >= settings.let_go_seconds:
-        duties = let_go(known, duties, settings, margin=settings.margin + settings.room)
+    # Not while a broken promise is about to be kept again: what changed would be taken for the throttle's effect.
+    waits = waits or not all(state.tenants[uid].below for uid in broken)
+    is_settled = stepped is None and duties == before and now - state.changed_at >= settings.let_go_seconds
+    if is_settled and not waits:
+        duties = let_go(known, duties, settings, margin=settings.margin + settings.room, broken=broken)
     changed = {uid: duty for uid, duty in duties.items() if duty != before[uid]}
     if not changed:
         return state, []
