@@ -130,8 +130,8 @@ class Retractor:
         plan = control.plan_retractions(situation, self._settings.retraction, now)
         for share, records in plan.records.items():
             self._world.retract(_key(share), tuple(map(_written, records)))
-        for share, record in plan.done:
-            await self._done(_key(share), record)
+        for share, recorded in plan.done:
+            await self._done(_key(share), recorded)
         self._metrics.retractions_waiting.set(len(situation.asks))
         asks = self._replacement_asks(now)
         replacement = self._plan_replacement(asks, situation, now)
@@ -303,19 +303,21 @@ class Retractor:
             return False
         return True
 
-    async def _done(self, key: ShareKey, record: RetractionRecord) -> None:
+    async def _done(self, key: ShareKey, recorded: tuple[RetractionRecord, ...]) -> None:
         self._metrics.retractions.inc()
         share = self._world.shares.get(key)
         if share is None:
             return
+        record = recorded[0]
         pod, why = self._world.pods.get(record.pod_uid), self._reasons.get(record.pod_uid, "")
         known = self._names.get(record.pod_uid, f"the pod with uid {record.pod_uid}")
         name = pod.name if pod is not None else known
         because = f": {why}" if why else ""
-        note = (
-            f"{name} left {record.gpu} so that its neighbours keep their promises{because}; until "
-            f"{_text(record.until or record.at)} none of these pods is put beside {_shown(record, key.namespace)}"
+        apart = " and ".join(
+            f"until {_text(one.until or one.at)} none of these pods is put beside {_shown(one, key.namespace)}"
+            for one in recorded
         )
+        note = f"{name} left {record.gpu} so that its neighbours keep their promises{because}; {apart}"
         metadata = _metadata(key.namespace, key.name, share.uid)
         await self._tell(
             {"apiVersion": GPUSHARES.api_version, "kind": GPUSHARES.kind, "metadata": metadata}, "Retracted", note
@@ -395,11 +397,14 @@ def _text(seconds: float) -> str:
 
 def _written(record: RetractionRecord) -> Retraction:
     until = _text(record.until) if record.until is not None else None
-    return Retraction(record.neighbours, _text(record.at), until, record.count, record.pod_uid, record.gpu)
+    retractions = None if record.is_intent else record.retractions
+    return Retraction(
+        record.neighbours, _text(record.at), until, record.count, record.pod_uid, record.gpu, retractions
+    )
 
 
 def _read(one: Retraction) -> RetractionRecord:
     until = unix_seconds(one.until) if one.until is not None else None
     return RetractionRecord(
-        one.neighbours, unix_seconds(one.at), one.pod_uid or "", one.gpu or "", until, one.count
+        one.neighbours, unix_seconds(one.at), one.pod_uid or "", one.gpu or "", until, one.count, one.stands_for
     )

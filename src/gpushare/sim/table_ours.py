@@ -172,7 +172,7 @@ class _Evictor:
             for record in records
             if record.until is not None and record.until > now
         )
-        return apart, retracted_often(sum(record.count for record in records), pods)
+        return apart, retracted_often(sum(record.retractions for record in records), pods)
 
     @staticmethod
     def _residents(cluster: JobCluster, gpu: int) -> tuple[Resident, ...]:

@@ -57,7 +57,7 @@ def test_an_intent_is_written_before_the_pod_is_evicted_and_becomes_a_record_onc
         left = plan(situation(*gone, records=records, asks=()), 1003.0)
         record = RetractionRecord(("shop/old",), 1003.0, "new", "GPU-1", 1003.0 + KEPT_APART.first_seconds, 1)
         assert left.records == {"shop/new": (record,)}
-        assert left.done == (("shop/new", record),)
+        assert left.done == (("shop/new", (record,)),)
         assert left.evict is None
 
 
@@ -190,6 +190,54 @@ def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day
     assert plan(situation(VICTIM, asks=(), records={"shop/new": (before,)}), long_ago).records == {"shop/new": ()}
 
 
+def as_written(record: RetractionRecord) -> Retraction:
+    return Retraction(
+        record.neighbours,
+        "2026-11-22T11:58:00Z",
+        None if record.is_intent else "2026-11-22T12:03:00Z",
+        record.count,
+        retractions=record.retractions,
+    )
+
+
+def after_leaving(
+    records: tuple[RetractionRecord, ...], neighbours: tuple[str, ...], now: float
+) -> tuple[RetractionRecord, ...]:
+    intent = RetractionRecord(neighbours, now - 10.0, f"pod-{now:.0f}", "GPU-1")
+    return plan(situation(VICTIM, asks=(), records={"shop/new": (*records, intent)}), now).records["shop/new"]
+
+
+def test_the_backoff_is_counted_for_each_neighbour_by_itself() -> None:
+    often = RetractionRecord(("shop/a",), 100.0, "x", "GPU-9", 700.0, 4, 4)
+    records = after_leaving((often,), ("shop/a", "shop/b", "shop/c"), 1000.0)
+    assert [(one.neighbours, one.count, one.until) for one in records if one.neighbours] == [
+        (("shop/a",), 5, 1000.0 + 57_600.0),
+        (("shop/b", "shop/c"), 1, 1000.0 + 3600.0),
+    ]
+
+
+def test_a_retraction_from_many_neighbours_counts_once_for_a_gpu_of_its_own() -> None:
+    records: tuple[RetractionRecord, ...] = ()
+    for number, name in enumerate("bcd", start=1):
+        records = after_leaving(records, ("shop/a", f"shop/{name}"), 10_000.0 * number)
+        assert sum(one.stands_for for one in map(as_written, records)) == number
+    three = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(3))
+    assert not GpuShareStatus(retractions=tuple(map(as_written, records)), placements=three).needs_own_gpu
+    for number in range(4, 7):
+        records = after_leaving(records, ("shop/a",), 10_000.0 * number)
+    assert GpuShareStatus(retractions=tuple(map(as_written, records)), placements=three).needs_own_gpu
+
+
+def test_one_pod_that_left_several_neighbours_is_one_of_the_two_a_minute() -> None:
+    often = RetractionRecord(("shop/a",), 100.0, "x", "GPU-9", 700.0, 4, 4)
+    records = after_leaving((often,), ("shop/a", "shop/b"), 1000.0)
+    intent = RetractionRecord(("shop/old",), 999.0, "new", "GPU-1")
+    known = situation(
+        NEWCOMER, VICTIM, records={"shop/new": (intent,), "shop/x": records}, written=frozenset({"new"})
+    )
+    assert plan(known, 1001.0).evict == "new"
+
+
 def test_a_record_that_another_replaced_says_for_a_minute_when_its_gpu_was_left() -> None:
     first = RetractionRecord(("shop/old",), 990.0, "x", "GPU-9", 4590.0)
     intent = RetractionRecord(("shop/old",), 999.0, "new", "GPU-1")
@@ -203,13 +251,11 @@ def test_a_record_that_another_replaced_says_for_a_minute_when_its_gpu_was_left(
     assert list(plan(again, 1049.0).records) == [], "an operator that was restarted knows no more than this"
     assert plan(again, 1050.5).records["shop/new"] == (new,)
     assert "shop/second" in plan(again, 1050.5).records
-    written = tuple(
-        Retraction(one.neighbours, "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z", one.count)
-        for one in (left, new)
-    )
+    written = tuple(map(as_written, (left, new)))
+    assert [one.stands_for for one in written] == [0, 2]
     two = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(2))
     assert GpuShareStatus(retractions=written).needs_own_gpu
-    assert not GpuShareStatus(retractions=(*written, replace(written[1], count=1)), placements=two).needs_own_gpu
+    assert not GpuShareStatus(retractions=(*written, replace(written[1], retractions=1)), placements=two).needs_own_gpu
 
 
 def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:
@@ -266,7 +312,7 @@ class Cluster:
         )
         found = plan_retractions(known, SETTINGS, self.now)
         self.wanted |= found.records
-        for _, record in found.done:
+        for _, (record, *_) in found.done:
             self.evicted.pop(record.pod_uid, None)
         if found.evict is not None and not refuses:
             gpu, resident = self.pods[found.evict]

@@ -218,9 +218,21 @@ class Retraction:
         default=None,
         format="date-time",
     )
-    count: int = described("How often this happened.", default=1, minimum=1)
+    count: int = described("How often a pod of the group left each of these neighbours.", default=1, minimum=1)
     pod_uid: str | None = described("The pod's uid.", default=None, maxLength=64)
     gpu: str | None = described("The GPU that it leaves, by UUID.", default=None, maxLength=96)
+    retractions: int | None = described(
+        "How many retractions of the group this stands for; absent in records of former releases: count.",
+        default=None,
+        minimum=0,
+    )
+
+    @property
+    def stands_for(self) -> int:
+        """Return for how many retractions of the group it counts; an intended one is one."""
+        if self.until is None:
+            return 1
+        return self.count if self.retractions is None else self.retractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +304,7 @@ class GpuShareStatus:
         An intended retraction counts as one: the pod's successor may arrive before the record is complete. One
         without neighbours is counted in the record that replaced it.
         """
-        retractions = sum(1 if one.until is None else one.count for one in self.retractions if one.neighbours)
+        retractions = sum(one.stands_for for one in self.retractions if one.neighbours)
         return retracted_often(retractions, len(self.placements))
 
     @property

@@ -99,7 +99,8 @@ class RetractionRecord:
         neighbours: GpuShares of the other tenants, as namespace/name, sorted; empty in a record that was replaced.
         at: when it was intended; once completed, when the pod left.
         until: end of the back-off; None while it is only intended.
-        count: number of retractions between these workloads so far.
+        count: number of retractions between the group and each of these neighbours so far.
+        retractions: number of the group's retractions that no other record counts.
     """
 
     neighbours: tuple[str, ...]
@@ -108,6 +109,7 @@ class RetractionRecord:
     gpu: str
     until: float | None = None
     count: int = 1
+    retractions: int = 1
 
     @property
     def is_intent(self) -> bool:
@@ -146,14 +148,14 @@ class RetractionPlan:
     Attributes:
         records: by GpuShare, its new records; only GpuShares that change.
         evict: uid of the one pod to evict now.
-        done: GpuShare and record of each pod that has just left.
+        done: GpuShare and records of each pod that has just left, the longest back-off first.
         waiting: by pod uid, why an ask is not followed yet.
         never: by pod uid, why an ask is never followed.
     """
 
     records: RetractionRecords
     evict: str | None = None
-    done: tuple[tuple[str, RetractionRecord], ...] = ()
+    done: tuple[tuple[str, tuple[RetractionRecord, ...]], ...] = ()
     waiting: Mapping[str, str] = field(default_factory=dict)
     never: Mapping[str, str] = field(default_factory=dict)
 
@@ -161,16 +163,16 @@ class RetractionPlan:
 def plan_retractions(situation: RetractionSituation, settings: RetractionSettings, now: float) -> RetractionPlan:
     """Return the next steps; at most one pod is evicted at a time."""
     records = {share: remembered(history, now) for share, history in situation.records.items()}
-    done: list[tuple[str, RetractionRecord]] = []
+    done: list[tuple[str, tuple[RetractionRecord, ...]]] = []
     asks = {ask.pod_uid: ask for ask in situation.asks if not ask.is_stale}
     # 1. Intents: if the pod has left, make a record; if nobody asks any more, or eviction is not allowed, drop it.
     for share, history in list(records.items()):
         for intent in [record for record in history if record.is_intent]:
             resident = _resident(situation, intent.gpu, intent.pod_uid)
             if resident is None or resident.leaving:
-                record = _recorded(intent, records[share], now)
-                done.append((share, record))
-                records[share] = _with(records[share], record, now)
+                recorded = _recorded(intent, records[share], now)
+                done.append((share, recorded))
+                records[share] = _with(records[share], recorded, now)
             elif intent.pod_uid not in situation.evicted and (
                 intent.pod_uid not in asks or resident.ended or _objection(resident, settings) is not None
             ):
@@ -214,31 +216,56 @@ def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[Retract
     )
 
 
-def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now: float) -> RetractionRecord:
-    """Return the record that an intent becomes once its pod leaves, counted on from the same neighbours' last."""
-    before = [one.count for one in history if not one.is_intent and set(one.neighbours) & set(intent.neighbours)]
-    count = 1 + max(before, default=0)
-    return replace(intent, at=now, until=now + KEPT_APART.seconds(count), count=count)
+def _recorded(
+    intent: RetractionRecord, history: Iterable[RetractionRecord], now: float
+) -> tuple[RetractionRecord, ...]:
+    """Return what an intent becomes once its pod leaves: a record for the neighbours of each count, highest first.
+
+    Counted by neighbour: one that it leaves for the first time is not kept apart for as long as one that it left
+    often. The first record counts the retraction.
+    """
+    before = {name: one.count for one in history if not one.is_intent for name in one.neighbours}
+    by_count: dict[int, list[str]] = {} if intent.neighbours else {1: []}
+    for name in intent.neighbours:
+        by_count.setdefault(1 + before.get(name, 0), []).append(name)
+    return tuple(
+        replace(
+            intent,
+            neighbours=tuple(by_count[count]),
+            at=now,
+            until=now + KEPT_APART.seconds(count),
+            count=count,
+            retractions=int(number == 0),
+        )
+        for number, count in enumerate(sorted(by_count, reverse=True))
+    )
 
 
-def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:
-    """Return the records with a new one; each neighbour stays only in its newest record.
+def _with(
+    history: Iterable[RetractionRecord], new: tuple[RetractionRecord, ...], now: float
+) -> tuple[RetractionRecord, ...]:
+    """Return the records with those of a new retraction; each neighbour stays only in its newest record.
 
     A record that so has no neighbours left still says, for a minute, when a pod left which GPU: without it, an
-    operator that is restarted then would evict from that GPU again, and more pods a minute than it may.
+    operator that is restarted then would evict from that GPU again, and more pods a minute than it may. The first
+    new record counts its retractions on.
     """
-    kept = []
+    kept: list[RetractionRecord] = []
+    first, *others = new
+    again = {name for one in new for name in one.neighbours}
     for one in history:
         if one.is_intent:
-            if one.pod_uid != new.pod_uid:
+            if one.pod_uid != first.pod_uid:
                 kept.append(one)
             continue
-        others = tuple(name for name in one.neighbours if name not in new.neighbours)
-        if others:
-            kept.append(replace(one, neighbours=others))
-        elif now < (until := one.at + _RATE_SECONDS):
-            kept.append(replace(one, neighbours=(), until=until))
-    return _newest(remembered((*kept, new), now))
+        neighbours = tuple(name for name in one.neighbours if name not in again)
+        if neighbours:
+            kept.append(replace(one, neighbours=neighbours))
+            continue
+        first = replace(first, retractions=first.retractions + one.retractions)
+        if now < (until := one.at + _RATE_SECONDS):
+            kept.append(replace(one, neighbours=(), until=until, retractions=0))
+    return _newest(remembered((*kept, first, *others), now))
 
 
 def _newest(records: Iterable[RetractionRecord]) -> tuple[RetractionRecord, ...]:
@@ -308,5 +335,6 @@ def _ready(
 
 
 def _evicted_lately(situation: RetractionSituation, records: RetractionRecords, now: float) -> int:
-    left = [one.at for history in records.values() for one in history if not one.is_intent]
-    return sum(0.0 <= now - at < _RATE_SECONDS for at in [*left, *situation.evicted.values()])
+    left = {(one.at, one.pod_uid) for history in records.values() for one in history if not one.is_intent}
+    times = [*(at for at, _ in left), *situation.evicted.values()]
+    return sum(0.0 <= now - at < _RATE_SECONDS for at in times)
