@@ -116,7 +116,7 @@ class _Heard:
     """A node's last report.
 
     Attributes:
-        at: time of the agent's last write, by our clock.
+        at: time of the agent's last write, by our monotonic clock.
         is_alive: whether it has written since we first saw its GpuNode.
     """
 
@@ -126,7 +126,11 @@ class _Heard:
 
 
 class Reports:
-    """Last report of each node; nodes' clocks are never compared with ours."""
+    """Last report of each node; nodes' clocks are never compared with ours.
+
+    Times are seconds of one monotonic clock: a wall clock that is set would make every agent silent, or a dead one
+    alive.
+    """
 
     def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}

@@ -82,6 +82,7 @@ class Retractor:
 
     Args:
         clock: seconds of the wall clock, which continues across restarts.
+        monotonic: seconds of a clock that is never set, for how long agents have been silent.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class Retractor:
         *,
         controller: str,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reports = Reports()
         self._api, self._world, self._settings, self._metrics = api, world, settings, metrics
-        self._controller, self._clock = controller, clock
+        self._controller, self._clock, self._monotonic = controller, clock, monotonic
         self._accepted: dict[str, float] = {}
         self._last_left: dict[str, float] = {}
         self._refusals = Refusals()
@@ -117,7 +119,7 @@ class Retractor:
 
     def node_changed(self, node: str, report: NodeReport | None) -> None:
         """Record what a node's agent wrote; None: its GpuNode is gone."""
-        self.reports.put(node, report, self._clock())
+        self.reports.put(node, report, self._monotonic())
         faults = report.faults if report is not None else ()
         for fault in control.ended_lately(faults, self._clock(), unix_seconds):
             self._world.blame(node, fault)
@@ -125,7 +127,7 @@ class Retractor:
     async def step(self) -> None:
         """Do what is due now."""
         now = self._clock()
-        self._world.silence(self.reports.silent(now, SILENT_SECONDS))
+        self._world.silence(self.reports.silent(self._monotonic(), SILENT_SECONDS))
         situation = self._situation(now)
         plan = control.plan_retractions(situation, self._settings.retraction, now)
         for share, records in plan.records.items():
@@ -150,7 +152,7 @@ class Retractor:
         wanted = self._settings.hygiene
         return {
             ask.pod_uid: ask
-            for node, ask in self.reports.troubles(now)
+            for node, ask in self.reports.troubles(self._monotonic())
             if wanted.action_of(ask.kind) is HygieneAction.REPLACE and self._is_its_own(node, ask.pod_uid, ask.gpu)
         }
 
@@ -213,7 +215,8 @@ class Retractor:
 
     def _situation(self, now: float) -> RetractionSituation:
         """Return the known facts; this costs almost nothing while there is no request and no intent."""
-        asks = tuple(ask for node, ask in self.reports.asks(now) if self._is_its_own(node, ask.pod_uid, ask.gpu))
+        reported = self.reports.asks(self._monotonic())
+        asks = tuple(ask for node, ask in reported if self._is_its_own(node, ask.pod_uid, ask.gpu))
         self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
             uid: why for uid, why in self._reasons.items() if uid in self._accepted
         }

@@ -61,7 +61,7 @@ class Bench:
     """An operator on the fake, with a clock that the test turns."""
 
     def __init__(self, settings: RetractionSettings | None = None, hygiene: HygieneSettings | None = None) -> None:
-        self.api, self.time = EvictingApi(), START
+        self.api, self.time, self.clock_set = EvictingApi(), START, 0.0
         self.settings = OperatorSettings(
             Defaults(), retraction=settings or RetractionSettings(), hygiene=hygiene or HygieneSettings()
         )
@@ -83,7 +83,13 @@ class Bench:
         )
         self.world = self.reconciler.world
         self.retractor = Retractor(
-            self.api, self.world, self.settings, self.metrics, controller="test", clock=lambda: self.time
+            self.api,
+            self.world,
+            self.settings,
+            self.metrics,
+            controller="test",
+            clock=lambda: self.time + self.clock_set,
+            monotonic=lambda: self.time,
         )
         self.deliver()
 
@@ -366,6 +372,25 @@ async def test_a_gpushare_that_goes_takes_its_intent_along(bench: Bench) -> None
     bench.world.drop_share("shop", "statefulset-new")
     assert bench.world.retractions() == {}
     assert bench.world.standing_of(ShareKey("shop", "statefulset-new")).retractions == ()
+
+
+async def test_a_clock_that_is_set_makes_no_agent_silent_and_none_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.pod("new")
+    bench.pod("old")
+    bench.asks["uid-new"] = WHY
+    bench.deliver()
+    silenced: list[frozenset[str]] = []
+    monkeypatch.setattr(bench.world, "silence", silenced.append)
+
+    async def stepped(clock_set: float, seconds: float) -> tuple[frozenset[str], list[bool]]:
+        bench.clock_set, bench.time = clock_set, bench.time + seconds
+        await bench.retractor.step()
+        asks = bench.retractor._situation(bench.time + clock_set).asks
+        return silenced[-1], [ask.is_stale for ask in asks]
+
+    assert await stepped(180.0, 1.0) == (frozenset(), [False])
+    assert await stepped(-3600.0, 200.0) == (frozenset({"n1"}), [True]), "it has not written for 200 s"
 
 
 def test_an_agent_counts_as_alive_once_it_writes_again_whatever_its_clock_says() -> None:
