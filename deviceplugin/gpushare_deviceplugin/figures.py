@@ -121,7 +121,7 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 memory_limit_mib=tenant.memory_limit_mib,
                 memory_used_mib=tenant.memory_used_mib,
                 clients=tenant.clients,
-                progress_ratio=tenant.progress_ratio,
+                progress_ratio=tenant.work_ratio,
                 progress_error_ratio=tenant.progress_error_ratio,
                 slowdown_ratio=tenant.slowdown_ratio,
                 promise_ratio=tenant.promise_ratio,

@@ -148,6 +148,7 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
     made = []
     for pod, share in tenants_of(state, uuid):
         measured = measure.tenants.get(pod.uid, TenantMeasure())
+        is_asleep = measured.is_asleep
         kept = keeping(uuid, pod, share)
         made.append(
             TenantStatus(
@@ -160,12 +161,13 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
                 memory_limit_mib=pod.decision.memory_limit_mib if pod.decision else None,
                 memory_used_mib=measured.memory_used_mib,
                 clients=measured.clients,
-                progress_ratio=_rounded(measured.progress_ratio),
-                progress_error_ratio=_rounded(measured.progress_error_ratio),
+                progress_ratio=None if is_asleep else _rounded(measured.progress_ratio),
+                progress_error_ratio=None if is_asleep else _rounded(measured.progress_error_ratio),
                 phase=measured.phase,
-                slowdown_ratio=_rounded(measured.slowdown_ratio),
+                slowdown_ratio=None if is_asleep else _rounded(measured.slowdown_ratio),
                 promise_ratio=_rounded(kept.promise_ratio),
                 throttle_ratio=kept.throttle_ratio,
+                is_asleep=is_asleep or None,
                 retract=kept.retract,
                 slo=kept.slo,
                 trouble=kept.trouble,

@@ -160,10 +160,10 @@ def promises() -> list[Any]:
         ),
         graph(
             "Progress of its promise",
-            "1 is the promise; the five lowest.",
+            "1 is the promise; the five lowest of the pods that work.",
             "percentunit",
             query(
-                f"bottomk(5, gpushare_pod_progress_ratio{PODS} / gpushare_pod_promise_ratio{PODS})",
+                f"bottomk(5, (gpushare_pod_progress_ratio{PODS} > 0) / gpushare_pod_promise_ratio{PODS})",
                 "{{namespace}}/{{pod}}",
             ),
         ),

@@ -35,7 +35,7 @@ def build() -> dashboard.Dashboard:
 
 
 def in_short() -> list[Any]:
-    promised = f"min(gpushare_pod_progress_ratio{PODS} / gpushare_pod_promise_ratio{PODS})"
+    promised = f"min((gpushare_pod_progress_ratio{PODS} > 0) / gpushare_pod_promise_ratio{PODS})"  # 0: it sleeps
     return [
         answer(
             "Do my pods run?",

@@ -135,7 +135,7 @@ class Retractor:
         for share, recorded in plan.done:
             await self._done(_key(share), recorded)
         self._metrics.retractions_waiting.set(len(situation.asks))
-        asks = self._replacement_asks(now)
+        asks = self._replacement_asks()
         replacement = self._plan_replacement(asks, situation, now)
         waiting = {**replacement.waiting, **plan.waiting}
         self._waits_since = {uid: self._waits_since.get(uid, now) for uid in waiting}
@@ -147,7 +147,7 @@ class Retractor:
         elif replacement.evict is not None:
             await self._replace(replacement.evict, asks[replacement.evict], now)
 
-    def _replacement_asks(self, now: float) -> dict[str, ReplacementAsk]:
+    def _replacement_asks(self) -> dict[str, ReplacementAsk]:
         """Return the pods in trouble that are to be replaced, by uid."""
         wanted = self._settings.hygiene
         return {
@@ -224,7 +224,7 @@ class Retractor:
         self._names = names | {uid: name for uid, name in self._names.items() if uid in self._accepted}
         records = {str(key): tuple(map(_read, history)) for key, history in self._world.retractions().items()}
         intents = {one.pod_uid: one for history in records.values() for one in history if one.is_intent}
-        self._refusals.keep({*intents, *self._replacement_asks(now)})
+        self._refusals.keep({*intents, *self._replacement_asks()})
         self._accepted = {
             uid: at for uid, at in self._accepted.items() if uid in intents and 0.0 <= now - at < _ACCEPTED_SECONDS
         }

@@ -148,3 +148,11 @@ def test_each_source_tells_a_pod_without_a_process_from_one_of_unknown_progress(
     assert (row.progressed, showback(runs)[0].progressed) == (0, None)
     seen_alone = [any("seen alone" in note for note in history.notes) for history in (idle, runs)]
     assert seen_alone == [False, read is _from_prometheus]
+
+
+def test_time_in_which_a_pod_sleeps_is_neither_kept_nor_broken() -> None:
+    """Its metric is 0 then, and the loop says nothing of its promise."""
+    one = replace(_tenancy("a", "G", np.array([0.9, 0.3, 0.0, 0.0])), promise_ratio=np.full(4, 0.5))
+    assert kept_ratio(_history(one)) == pytest.approx(0.5)
+    assert kept_ratio(_history(replace(one, progress_ratio=np.zeros(4)))) is None
+    assert list(course(_history(one)).broken) == [0, 1, 0, 0]

@@ -87,7 +87,7 @@ def gpu_rows(nodes: Iterable[GpuNode]) -> list[GpuRow]:
 
 def _row(node: GpuNode, gpu: GpuStatus) -> GpuRow:
     used = sum(tenant.share_percent for tenant in gpu.tenants)
-    progress = [tenant.progress_ratio for tenant in gpu.tenants]
+    progress = [tenant.work_ratio for tenant in gpu.tenants]
     known = [each for each in progress if each is not None]
     return GpuRow(
         gpu=f"{node.name}/{gpu.index}",

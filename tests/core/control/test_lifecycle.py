@@ -100,7 +100,7 @@ def test_a_placed_group() -> None:
     promise = 0.167  # a quarter of a GPU, unknown, over the tolerated 1.5
     assert status.placements == (
         PodPlacement("uid-a", "a", "n1", ("GPU-1",), 25, 25, 8192, 0.8, 1.25, promise),
-        PodPlacement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.15, 6.7, promise),
+        PodPlacement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.15, 6.7, promise, is_promise_broken=True),
     )
     assert status.promise_ratio == promise
     ready = condition(status, READY)
@@ -200,6 +200,22 @@ def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> N
         "for a neighbour's promise: a"
     )
     assert status.placements[0].throttle_ratio == 0.4
+
+
+def test_each_promise_is_broken_and_kept_again_by_itself() -> None:
+    """Pods within their error were never broken, whoever beside them in the GpuShare was."""
+    pods, status, told = [facts("a"), facts("b"), facts("c")], GpuShareStatus(), []
+    for a in (0.2, 0.1, 0.15, 0.2):
+        fares = {"uid-a": Fares(a, None, None, 0.03)} | {
+            uid: Fares(0.15, None, None, 0.03) for uid in ("uid-b", "uid-c")
+        }
+        status = from_json(
+            GpuShareStatus,
+            to_json(status_of(replace(SHARE, status=status), pods, fares, SETTINGS, NOW)),
+        )
+        one = condition(status, PROMISE_KEPT)
+        told.append((one.status.value, one.message.count("makes less"), status.placements[0].is_promise_broken))
+    assert told == [("True", 0, None), ("False", 1, True), ("False", 1, True), ("True", 0, None)]
 
 
 def slo(met: ConditionStatus, reason: str = "Met", message: str = "") -> TenantSlo:

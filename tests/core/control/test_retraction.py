@@ -255,7 +255,9 @@ def test_a_record_that_another_replaced_says_for_a_minute_when_its_gpu_was_left(
     assert [one.stands_for for one in written] == [0, 2]
     two = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(2))
     assert GpuShareStatus(retractions=written).needs_own_gpu
-    assert not GpuShareStatus(retractions=(*written, replace(written[1], retractions=1)), placements=two).needs_own_gpu
+    assert not GpuShareStatus(
+        retractions=(*written, replace(written[1], retractions=1)), placements=two
+    ).needs_own_gpu
 
 
 def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:

@@ -83,7 +83,7 @@ def _tenancy(tenant: TenantStatus, gpu_uuid: str, workload: WorkloadName | None)
         workload=workload[1] if workload is not None else pod,
         gpu_uuid=gpu_uuid,
         share_ratio=np.array([tenant.share_percent / 100]),
-        progress_ratio=_one(tenant.progress_ratio),
+        progress_ratio=_one(tenant.work_ratio),
         progress_error_ratio=_one(tenant.progress_error_ratio),
         promise_ratio=_one(tenant.promise_ratio),
         broken_ratio=_one(None),

@@ -232,13 +232,19 @@ def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
     """Return when the promise was broken, by the node's loop or else by progress more than its error below it."""
     with np.errstate(invalid="ignore"):
         below = one.progress_ratio + np.nan_to_num(one.progress_error_ratio) < one.promise_ratio
-    return np.where(np.isnan(one.broken_ratio), below, one.broken_ratio > 0)
+    return np.where(np.isnan(one.broken_ratio), below & _works(one), one.broken_ratio > 0)
+
+
+def _works(one: Tenancy) -> NDArray[np.bool_]:
+    """Return when its progress is known and above 0: neighbours slow a pod down, but one without any sleeps."""
+    makes_some: NDArray[np.bool_] = one.progress_ratio > 0
+    return makes_some
 
 
 def _kept(tenancies: list[Tenancy]) -> float | None:
     told = broken = 0
     for one in tenancies:
-        is_told = ~np.isnan(one.progress_ratio) & ~np.isnan(one.promise_ratio)
+        is_told = _works(one) & ~np.isnan(one.promise_ratio)
         told += int(is_told.sum())
         broken += int((_is_broken(one) & is_told).sum())  # a promise stays broken for a while without progress
     return 1 - broken / told if told else None
@@ -297,7 +303,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
         present = np.array([one.present for one in tenancies])
         busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * present
         for at, one in enumerate(tenancies):
-            known = ~np.isnan(one.progress_ratio)
+            known = _works(one)
             level = alone.get(one.name, 1.0)
             loss = np.where(known, np.clip(level - np.nan_to_num(one.progress_ratio), 0, None), 0.0)
             others = present.copy()

@@ -196,6 +196,11 @@ class PodPlacement:
         name="throttle",
         **_RATIO,
     )
+    is_promise_broken: bool | None = described(
+        "True from when its progress is below the promise by more than its error until it reaches the promise.",
+        default=None,
+        name="promiseBroken",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +418,12 @@ class TenantStatus:
         name="throttle",
         **_RATIO,
     )
+    is_asleep: bool | None = described(
+        "True while it has processes that do no work, and not because of its neighbours; then it has no progress, "
+        "and no promise of it is broken.",
+        default=None,
+        name="asleep",
+    )
     retract: str | None = described(
         "Why the node asks to move this pod away, with figures; absent while it may stay.",
         default=None,
@@ -438,6 +449,11 @@ class TenantStatus:
         minimum=1,
         maximum=100,
     )
+
+    @property
+    def work_ratio(self) -> float | None:
+        """Return its progress as a part of a sum: 0 while it sleeps; None if it is unknown."""
+        return 0.0 if self.is_asleep else self.progress_ratio
 
 
 @dataclass(frozen=True, slots=True)

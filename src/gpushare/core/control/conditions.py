@@ -95,30 +95,29 @@ def profiled(
     return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
 
 
-def promise_kept(
-    placements: Iterable[PodPlacement],
-    errors: Mapping[str, float],
-    before: Iterable[Condition],
-    silent: Sequence[str] = (),
-) -> Condition:
+def is_promise_broken(
+    progress: float | None, error: float | None, promise: float | None, *, was_broken: bool
+) -> bool:
+    """Return whether a pod's promise counts as broken; not while its progress is unknown, as while it sleeps.
+
+    It is once the inferred progress is below the promise by more than its error, and until the progress itself
+    reaches the promise.
+    """
+    if progress is None or promise is None:
+        return False
+    return progress + (0.0 if was_broken else error or 0.0) < promise
+
+
+def promise_kept(placements: Iterable[PodPlacement], silent: Sequence[str] = ()) -> Condition:
     """Return the condition PromiseKept: whether every pod reaches its promised progress.
 
-    A promise counts as broken once the inferred progress is below it by more than its error, and as kept again
-    once the progress itself reaches it; in between, the condition stays as it was. Messages contain no figure that
-    changes with every window, because each change costs a write.
+    Messages contain no figure that changes with every window, because each change costs a write.
 
     Args:
-        errors: standard deviation of the inferred progress, by pod uid.
-        before: the present conditions.
         silent: names of pods whose node's agent has fallen silent.
     """
     listed = list(placements)
-    known = [(p, p.progress_ratio, p.promise_ratio) for p in listed]
-    measured = [
-        (p.pod, progress, promise, errors.get(p.pod_uid, 0.0))
-        for p, progress, promise in known
-        if progress is not None and promise is not None
-    ]
+    measured = [p for p in listed if p.progress_ratio is not None and p.promise_ratio is not None]
     throttled = [p.pod for p in listed if p.throttle_ratio]
     slowed = ""
     if throttled:
@@ -131,11 +130,10 @@ def promise_kept(
         return Condition(
             PROMISE_KEPT, ConditionStatus.UNKNOWN, "NotMeasured", f"no pod's progress is known{slowed}"
         )
-    was_broken = any(one.type == PROMISE_KEPT and one.status is ConditionStatus.FALSE for one in before)
     below = [
-        f"{pod} makes less than the {promise:.2f} of running alone that it may count on"
-        for pod, progress, promise, error in measured
-        if progress + (0.0 if was_broken else error) < promise
+        f"{p.pod} makes less than the {p.promise_ratio:.2f} of running alone that it may count on"
+        for p in measured
+        if p.is_promise_broken
     ]
     if below:
         return Condition(PROMISE_KEPT, ConditionStatus.FALSE, BROKEN, f"{_named(below, '; ')}{slowed}")

@@ -123,7 +123,7 @@ def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
 
 
 def is_kept(tenant: TenantStatus) -> bool | None:
-    """Return whether a tenant reaches its promised progress; None while either is unknown.
+    """Return whether a tenant reaches its promised progress; None while either is unknown, or while it sleeps.
 
     A promise counts as broken only if the progress is below it by more than one standard deviation.
     """
@@ -138,7 +138,7 @@ def _is_idle(tenant: TenantStatus) -> bool:
 
 
 def _progress(tenant: TenantStatus) -> float | None:
-    return 0.0 if _is_idle(tenant) else tenant.progress_ratio
+    return 0.0 if _is_idle(tenant) else tenant.work_ratio
 
 
 def _gpu_gain(node: str, gpu: GpuStatus) -> GpuGain:

@@ -5,6 +5,7 @@ pods and the GpuNodes each time, so a restarted operator writes the same status 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -38,6 +39,7 @@ from gpushare.core.control.conditions import (
     SLO_MET,
     dated,
     ends_neighbours,
+    is_promise_broken,
     overlapping,
     profiled,
     promise_kept,
@@ -195,7 +197,12 @@ def status_of(
         profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
     is_of_profile = signatures.usual_work(profile) == signatures.usual_work(share.status.profile)
     known = replace(share, status=replace(share.status, profile=profile))
-    placements = [p for pod in live if (p := _placement(pod, known, fares, settings.defaults, wrong)) is not None]
+    broken = frozenset(p.pod_uid for p in share.status.placements if p.is_promise_broken)
+    placements = [
+        p
+        for pod in live
+        if (p := _placement(pod, known, fares, settings.defaults, wrong, broken=broken)) is not None
+    ]
     situation = Situation(
         live=len(live),
         placed=len(placements),
@@ -205,12 +212,11 @@ def status_of(
     )
     observed = _worst(placements)
     job_class = _class_of(share, live, settings.defaults)
-    errors = {uid: fare.error_ratio for uid, fare in fares.items() if fare.error_ratio is not None}
     silent = [pod.name for pod in live if fares.get(pod.uid, Fares()).is_silent]
     conditions = [
         ready(situation.live, situation.placed, wrong),
         profiled(share.spec, profile, profiling),
-        promise_kept(placements, errors, share.status.conditions, silent),
+        promise_kept(placements, silent),
     ]
     targets = {
         pod.name: fares.get(pod.uid, Fares()).slo
@@ -310,9 +316,19 @@ def _condition_of(status: GpuShareStatus, kind: str) -> Condition:
 
 
 def _placement(
-    pod: PodView, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
+    pod: PodView,
+    share: GpuShare,
+    fares: Mapping[str, Fares],
+    defaults: Defaults,
+    wrong: list[str],
+    *,
+    broken: AbstractSet[str],
 ) -> PodPlacement | None:
-    """Return where a pod runs, or None without a decision; append what is malformed to `wrong`."""
+    """Return where a pod runs, or None without a decision; append what is malformed to `wrong`.
+
+    Args:
+        broken: uids of the pods whose promise was broken before.
+    """
     if pod.decision_problem:
         wrong.append(f"{pod.name}: {pod.decision_problem}")
         return None
@@ -323,6 +339,7 @@ def _placement(
     if decision is None:
         return None
     fare = fares.get(pod.uid, Fares())
+    promise = _promised(needs, share.status.profile, fare) if isinstance(needs, Needs) else None
     return PodPlacement(
         pod_uid=pod.uid,
         pod=pod.name,
@@ -333,7 +350,11 @@ def _placement(
         memory_limit_mib=decision.memory_limit_mib,
         progress_ratio=fare.progress_ratio,
         slowdown_ratio=fare.slowdown_ratio,
-        promise_ratio=_promised(needs, share.status.profile, fare) if isinstance(needs, Needs) else None,
+        promise_ratio=promise,
+        is_promise_broken=is_promise_broken(
+            fare.progress_ratio, fare.error_ratio, promise, was_broken=pod.uid in broken
+        )
+        or None,
         throttle_ratio=fare.throttle_ratio,
     )
 

@@ -174,9 +174,9 @@ def let_go(
 ) -> dict[str, float]:
     """Return duties with one throttle loosened by a step, if all promises then hold by `margin`; else the same.
 
-    No throttle that helps a promise in `broken` is loosened; `relieved` chooses none of the others again. The tenant
-    nearest its own promise comes first. Other throttled tenants get back what this costs them. A step is the largest
-    allowed one or half of it; smaller ones are not worth it, except the last.
+    No throttle that helps a promise in `broken` is loosened; `relieved` chooses none of the others again. The
+    tenant nearest its own promise comes first. Other throttled tenants get back what this costs them. A step is
+    the largest allowed one or half of it; smaller ones are not worth it, except the last.
     """
     throttled = [uid for uid in known.responses if duties[uid] < FREE]
     for uid in sorted(throttled, key=lambda uid: (known.height(uid, duties), uid)):

@@ -377,9 +377,7 @@ def _freed(state: GpuWatch, why: Mapping[str, str], now: float) -> tuple[GpuWatc
     if not why:
         return state, ()
     notes = tuple(
-        WatchNote(
-            uid, WatchReason.LET_GO, f"runs free from {state.tenants[uid].duty:.0%} of the time: {reason}"
-        )
+        WatchNote(uid, WatchReason.LET_GO, f"runs free from {state.tenants[uid].duty:.0%} of the time: {reason}")
         for uid, reason in sorted(why.items())
     )
     free = {uid: replace(state.tenants[uid], duty=FREE, throttled_seconds=0.0) for uid in why}
