@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpushare.core.api import names
+from gpushare.core.api import names, shown
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
@@ -63,3 +63,13 @@ def _has_share(container: Object) -> bool:
     return not all(
         is_none(amounts_of(container, kind).get(names.SHARE_RESOURCE, "0")) for kind in ("limits", "requests")
     )
+
+
+def all_containers(spec: Object) -> list[Object]:
+    """Return the containers in their order, then the init containers."""
+    return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+
+
+def named(container: Object) -> str:
+    """Return how sentences name a container."""
+    return f"container {shown(container.get('name'))}"

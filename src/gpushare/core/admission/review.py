@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from gpushare.core.admission.gpu_container import (
     RULE,
+    all_containers,
     amounts_of,
     annotations_of,
     container_index,
     containers_of,
     is_none,
+    named,
     names_its_share,
 )
 from gpushare.core.admission.ownership import controller_of
@@ -260,7 +262,7 @@ def check_pod(
     for kind in ("limits", "requests"):
         if is_none(amounts_of(container, kind).get(names.SHARE_RESOURCE, "0")):
             return _conflict(
-                f"{_named(container)}: resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare's "
+                f"{named(container)}: resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare's "
                 "mutating webhook adds it, so another webhook removed it or that webhook is not installed"
             )
     if pod["spec"].get("schedulerName") != names.SCHEDULER_NAME:
@@ -305,8 +307,7 @@ def pod_template(obj: Object) -> Object | None:
 
 def warnings(pod: Object) -> tuple[str, ...]:
     """Return warnings about likely mistakes, for `kubectl` to print; the pod or template is accepted anyway."""
-    annotations = annotations_of(pod)
-    ours = [name for name in annotations if name.startswith(_PREFIX)]
+    ours = [name for name in annotations_of(pod) if name.startswith(_PREFIX)]
     unknown = [name for name in ours if name not in _KNOWN_ANNOTATIONS]
     found = [f"annotation {_plain(name)} means nothing to gpushare{_hint(name)}" for name in unknown[:MAX_NAMES]]
     if len(unknown) > MAX_NAMES:
@@ -316,9 +317,9 @@ def warnings(pod: Object) -> tuple[str, ...]:
             found.append(f"without the annotation {names.FRACTION} the pod gets no GPU from gpushare")
         return tuple(found)
     doubled = [
-        f"{_named(container)} also asks for {_plain(str(resource))}, a GPU that gpushare does "
+        f"{named(container)} also asks for {_plain(str(resource))}, a GPU that gpushare does "
         f"not manage; leave out either that or the annotation {names.FRACTION}"
-        for container in _all_containers(pod.get("spec") or {})
+        for container in all_containers(pod.get("spec") or {})
         for resource in (container.get("resources") or {}).get("limits") or {}
         if str(resource).startswith(_OTHER_GPU_PREFIXES)
     ]
@@ -334,10 +335,6 @@ def _hint(annotation: str) -> str:
 
 def _plain(name: str) -> str:
     return shown(name, len(_PREFIX) + _LONGEST_NAME)[1:-1]
-
-
-def _named(container: Object) -> str:
-    return f"container {shown(container.get('name'))}"
 
 
 def _needs(
@@ -488,12 +485,12 @@ class _ExpectedShare:
 def _check_shares(pod: Object, request: ShareRequest, expected: _ExpectedShare) -> Rejection | None:
     """Refuse `gpushare.io/share` set by hand on another container or to another amount."""
     chosen = container_index(pod)
-    for index, container in enumerate(_all_containers(pod.get("spec") or {})):
+    for index, container in enumerate(all_containers(pod.get("spec") or {})):
         for kind in ("limits", "requests"):
             amount = amounts_of(container, kind).get(names.SHARE_RESOURCE)
             if amount is None or is_none(amount):
                 continue
-            where = f"{_named(container)}: resources.{kind} {names.SHARE_RESOURCE}: {shown(amount)}"
+            where = f"{named(container)}: resources.{kind} {names.SHARE_RESOURCE}: {shown(amount)}"
             if index != chosen:
                 return _conflict(
                     f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on {RULE}"
@@ -514,14 +511,14 @@ def _is_any_share(gpus: int, rest_percent: int) -> bool:
 
 def _check_environment(spec: Object, policy: AdmissionPolicy) -> Rejection | None:
     """Refuse variables that would override the device plugin's and give the pod more than was decided."""
-    for container in _all_containers(spec):
+    for container in all_containers(spec):
         for variable in container.get("env") or ():
             name = str(variable.get("name"))
             if not (name in _RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIX)):
                 continue
             if name not in policy.allowed_env and not _reads(variable, _CAPS):
                 return _conflict(
-                    f"{_named(container)}: env {_plain(name)} takes the place of what gpushare sets for the pod's "
+                    f"{named(container)}: env {_plain(name)} takes the place of what gpushare sets for the pod's "
                     "GPU; leave it out (the chart's value admission.allowedEnv allows names)"
                 )
     return None
@@ -540,11 +537,6 @@ def _check_scheduling(spec: Object) -> Rejection | None:
             "GPU the pod runs; use spec.nodeSelector or spec.affinity instead"
         )
     return None
-
-
-def _all_containers(spec: Object) -> list[Object]:
-    """Return the containers in their order, then the init containers."""
-    return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
 
 
 def _set_share(container: Object, path: str, shares: str) -> list[Json]:
