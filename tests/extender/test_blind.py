@@ -1,5 +1,6 @@
 """A kube-scheduler that sleeps is told from one that is at work; the test turns the clock."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from gpushare.extender.blind import (
     UntriedPods,
     processes_of_scheduler,
 )
-from gpushare.kube import PODS, Retryable
+from gpushare.kube import LEASES, PODS, Retryable
 from gpushare.kube.fake import FakeApi
 
 AFTER = 25.0
@@ -46,16 +47,21 @@ class Bench:
         self.asked_at = -1.0
         self.restarts = 0
         self.ends: list[float] = []
+        self.is_leader = True
         self.watch = BlindScheduler(
             self.api,
             untried=lambda: [PodView.from_object(pod) for pod in self.pods.values()],
             asked_at=lambda: self.asked_at,
             restarts=lambda: self.restarts,
+            leads=self.leads,
             after_seconds=AFTER,
             clock=lambda: self.now,
             end=self.end,
         )
         self.now += AFTER  # its own start
+
+    async def leads(self) -> bool:
+        return self.is_leader
 
     def end(self) -> int:
         self.ends.append(self.now)
@@ -137,6 +143,7 @@ async def test_one_that_refuses_or_serves_pods_by_itself_is_at_work(bench: Bench
         {"spec": {"schedulerName": "default-scheduler"}},
         {"spec": {"schedulingGates": [{"name": "wait"}]}},
         {"spec": {"nodeName": "n1"}},
+        {"status": {"nominatedNodeName": "n1"}},
         {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "not-made-yet"}]}},
         {"spec": {"workloadRef": {"name": "gang", "podGroup": "workers"}}},
     ],
@@ -146,6 +153,52 @@ async def test_a_pod_that_waits_for_something_else_is_asked_about_once(bench: Be
     bench.pods["other"] = body("other")  # as a watch that lags has it
     await bench.run(10 * AFTER)
     assert bench.ends == []
+
+
+@pytest.mark.parametrize("volume", [{"persistentVolumeClaim": {"claimName": "data"}}, {"ephemeral": {"x": 1}}])
+async def test_a_standby_does_not_know_whose_volumes_the_leader_prepares(bench: Bench, volume: Json) -> None:
+    bench.is_leader = False
+    bench.put("train", spec={"volumes": [volume]})
+    await bench.run(10 * AFTER)
+    assert bench.ends == []
+    bench.put("plain", spec={"volumes": [{"emptyDir": {}}]})
+    await bench.run(AFTER + 2)
+    assert len(bench.ends) == 1
+
+
+async def test_a_leader_is_asked_about_a_pod_before_its_volumes_are_prepared(bench: Bench) -> None:
+    bench.put("train", spec={"volumes": [{"persistentVolumeClaim": {"claimName": "data"}}]})
+    await bench.run(AFTER + 2)
+    assert len(bench.ends) == 1
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35"])
+@pytest.mark.parametrize("leads", [True, False])
+async def test_no_kube_scheduler_ends_while_it_prepares_a_pods_volumes(
+    cluster: Any, serve_cluster: Any, *, leads: bool, version: str
+) -> None:
+    cluster.add_node("n1")
+    now, ends = [1000.0], []
+    async with serve_cluster(cluster, clock=lambda: now[0], unseen_seconds=AFTER, lease="lease") as running:
+        running.extender.blind._end = lambda: len(ends.append(now[0]) or ends)
+        pod = cluster.make_pod("train", "0.5")
+        pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+        cluster.put(PODS, pod)
+        holder = f"{socket.gethostname() if leads else 'other'}_uid"
+        cluster.put(
+            LEASES, {"metadata": {"name": "lease", "namespace": "default"}, "spec": {"holderIdentity": holder}}
+        )
+        await cluster.settle()
+        if leads:
+            assert (await running.filter("train"))["NodeNames"] == ["n1"]
+        if version == "1.35":  # NominatedNodeNameForExpectation tells so before PreBind
+            cluster.put(PODS, {**pod, "status": {**pod["status"], "nominatedNodeName": "n1"}})
+            await cluster.settle()
+        for _ in range(40):
+            now[0] += 1
+            running.extender._look_back()
+            await running.extender.blind.round()
+    assert ends == []
 
 
 async def test_a_pod_that_is_gone_ends_nothing(bench: Bench) -> None:
@@ -179,6 +232,7 @@ async def test_it_can_be_switched_off() -> None:
         untried=lambda: [PodView.from_object(body("p"))],
         asked_at=lambda: -1.0,
         restarts=lambda: 0,
+        leads=bench.leads,
         after_seconds=0.0,
         clock=lambda: bench.now,
         end=bench.end,

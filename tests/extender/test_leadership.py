@@ -146,3 +146,12 @@ class TestLeadership:
         lead(cluster, "own", 0)
         clock.now += SURE_SECONDS * 1.1
         assert await leadership.has_changed()
+
+
+@pytest.mark.parametrize(("holder", "is_here"), [("pod-1_uid", True), ("pod-10_uid", False), ("", False)])
+async def test_who_leads_is_told_by_the_host_name(cluster, clock, holder, is_here):
+    lead(cluster, holder, 1)
+    assert await Leadership(cluster, LEASE, "default", clock, host="pod-1").is_here() is is_here
+    cluster.get_fails = ["away"]
+    assert not await Leadership(cluster, LEASE, "default", clock, host="pod-1").is_here()
+    assert await Leadership(cluster, "", "default", clock).is_here(), "nobody is elected"

@@ -18,7 +18,7 @@ from gpushare.core.placement import (
 from gpushare.core.placement.policies import make
 from gpushare.data import default_model
 from gpushare.extender import queued
-from gpushare.extender.queued import QueuedPods
+from gpushare.extender.queued import BINDING_SECONDS, QueuedPods
 from gpushare.extender.reduce import NodeView
 
 AFTER = 1800.0
@@ -131,3 +131,18 @@ def test_rules_that_cost_more_than_a_call_may_are_kept_nothing_and_hold_up_nobod
     assert costly.rules is not None
     cluster.wait(replace(costly, rules=replace(costly.rules, parts=500)), pod("usual", "a"))
     assert sorted(cluster.kept()) == ["usual"]
+
+
+def test_who_was_asked_about_is_tried_until_a_binding_can_come_no_more() -> None:
+    queue = QueuedPods(AFTER)
+    fresh = replace(pod("fresh", "a"), unschedulable=False)
+    queue.asked("fresh", NOW)  # before the watch shows it
+    queue.put(fresh, NOW + 1)
+    for name in ("new", "nominated"):
+        queue.put(replace(fresh, uid=name, nominated=name == "nominated"), NOW)
+    assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS)] == ["new"]
+    assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS + 1)] == ["fresh", "new"]
+    queue.asked("new", NOW + BINDING_SECONDS + 1)
+    assert list(queue._asked_at) == ["new"]
+    queue.drop("new")
+    assert queue._asked_at == {}

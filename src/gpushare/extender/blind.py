@@ -11,13 +11,13 @@ import math
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import PodView, may_wait_untried, names, not_scheduled
+from gpushare.core.api import PodView, claims_volumes, may_wait_untried, names, not_scheduled
 from gpushare.kube import PODS, Api, ApiError, NotFound
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class UntriedPods:
         """Return the pods that have waited unseen for too long.
 
         Args:
-            untried: the pods that are neither bound, refused nor held back.
+            untried: the unbound pods that nothing holds back and that kube-scheduler has not tried.
             asked_at: when kube-scheduler last asked about any pod.
         """
         pods = {pod.uid: pod for pod in untried}
@@ -84,9 +84,10 @@ class BlindScheduler:
     """Watch over kube-scheduler; `round` is called about once a second.
 
     Args:
-        untried: returns the pods that are neither bound, refused nor held back.
+        untried: returns the unbound pods that nothing holds back and that kube-scheduler has not tried.
         asked_at: returns when kube-scheduler last asked about any pod, by `clock`.
         restarts: returns how often the watch of pods has broken.
+        leads: returns whether this kube-scheduler is the one that tries pods.
         after_seconds: see UntriedPods; 0: never act.
         end: asks kube-scheduler's processes to end, and returns how many there are.
     """
@@ -98,12 +99,13 @@ class BlindScheduler:
         untried: Callable[[], Iterable[PodView]],
         asked_at: Callable[[], float],
         restarts: Callable[[], int],
+        leads: Callable[[], Awaitable[bool]],
         after_seconds: float,
         clock: Callable[[], float],
         end: Callable[[], int] | None = None,
     ) -> None:
         self._api, self._untried, self._asked_at, self._restarts = api, untried, asked_at, restarts
-        self._clock, self._end = clock, end or _terminate
+        self._leads, self._clock, self._end = leads, clock, end or _terminate
         self._pods = UntriedPods(after_seconds)
         self._quiet_until = clock() + after_seconds
         self._ended_at: deque[float] = deque(maxlen=MOST_RESTARTS)
@@ -152,10 +154,13 @@ class BlindScheduler:
         except NotFound:
             return False
         now = PodView.from_object(read)
-        is_tried = now.node is not None or not_scheduled(read.get("status") or {}) is not None
-        waits = is_tried or may_wait_untried(read["spec"])
+        is_placed = now.node is not None or now.nominated
+        waits = is_placed or not_scheduled(read.get("status") or {}) is not None or may_wait_untried(read["spec"])
         is_ours = read["spec"].get("schedulerName") == names.SCHEDULER_NAME and now.uid == pod.uid
-        return is_ours and not waits and not now.leaving
+        if not is_ours or waits or now.leaving:
+            return False
+        # Before 1.35 only the leader's extender, which was asked, knows of pods whose volumes are being prepared.
+        return not claims_volumes(read["spec"]) or await self._leads()
 
 
 def _terminate() -> int:

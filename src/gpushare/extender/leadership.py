@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -24,10 +25,14 @@ class Leadership:
         name: of the Lease; empty if kube-scheduler is not elected, and nothing is ever read.
         namespace: of the Lease.
         clock: monotonic seconds.
+        host: the host name, which kube-scheduler in the same pod has too.
     """
 
-    def __init__(self, api: Api, name: str, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, api: Api, name: str, namespace: str, clock: Callable[[], float], host: str | None = None
+    ) -> None:
         self._api, self._name, self._namespace, self._clock = api, name, namespace, clock
+        self._host = host or socket.gethostname()
         self._known: LeaderTerm | None = None
         self._sure_until = -math.inf
         self._is_told = False
@@ -51,6 +56,13 @@ class Leadership:
             changed = False
         self._sure_until = now + SURE_SECONDS
         return changed
+
+    async def is_here(self) -> bool:
+        """Return whether the kube-scheduler beside this process leads; False if that cannot be found out."""
+        if not self._name:
+            return True
+        term = await self._read()
+        return term is not None and term[0].startswith(f"{self._host}_")  # followed by a uid
 
     async def _read(self) -> LeaderTerm | None:
         if not self._name:

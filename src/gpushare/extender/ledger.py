@@ -392,8 +392,8 @@ class ShareLedger:
         return last.request
 
     def untried(self) -> Iterator[PodView]:
-        """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
-        return self._queued.untried()
+        """Yield the pods that nothing holds back and that kube-scheduler has not tried."""
+        return self._queued.untried(self._now())
 
     def keep(self) -> None:
         """Update the GPUs that are kept for pods that have waited long; call this about every second."""
@@ -410,7 +410,8 @@ class ShareLedger:
         return self._context.kept
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
-        """Return where a pod fits; if it may be bound already, only whether it fits there."""
+        """Return where a pod fits that is tried now; if it may be bound already, only whether it fits there."""
+        self._queued.asked(pod.uid, self._now())
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from gpushare.core.api import NodeRules, PodView, Rejection
 from gpushare.core.placement import (
@@ -20,6 +21,9 @@ from gpushare.extender.reduce import NodeView
 from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
+BINDING_SECONDS: Final = 660.0
+"""How long an answer may take effect: kube-scheduler prepares a pod's volumes for 600 s at most before it binds it
+(bindTimeoutSeconds of VolumeBinding), and the fence takes 10 s."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class QueuedPods:
     _unbound: dict[str, PodView] = field(default_factory=dict)
     _gated: set[str] = field(default_factory=set)
     _opened_at: dict[str, float] = field(default_factory=dict)
+    _asked_at: dict[str, float] = field(default_factory=dict)
     _allowed: dict[NodeRules, set[str]] = field(default_factory=dict)
     _due: DuePods = field(init=False)
 
@@ -63,12 +68,22 @@ class QueuedPods:
         self._unbound.pop(pod_uid, None)
         self._gated.discard(pod_uid)
         self._opened_at.pop(pod_uid, None)
+        self._asked_at.pop(pod_uid, None)
         self._due.drop(pod_uid)
 
-    def untried(self) -> Iterator[PodView]:
-        """Yield the pods that nothing holds back and that kube-scheduler has not refused."""
+    def asked(self, pod_uid: str, now: float) -> None:
+        """Record that kube-scheduler asks about a pod; the watch may show that pod later."""
+        self._asked_at.pop(pod_uid, None)
+        self._asked_at[pod_uid] = now
+        while now - self._asked_at[first := next(iter(self._asked_at))] > BINDING_SECONDS:  # in this order
+            del self._asked_at[first]
+
+    def untried(self, now: float) -> Iterator[PodView]:
+        """Yield the pods that nothing holds back and that kube-scheduler has not tried."""
         for pod in self._unbound.values():
-            if not (pod.unschedulable or pod.gated or pod.leaving or pod.finished):
+            is_held_back = pod.gated or pod.leaving or pod.finished
+            is_asked = now - self._asked_at.get(pod.uid, -math.inf) <= BINDING_SECONDS
+            if not (pod.unschedulable or pod.nominated or is_held_back or is_asked):
                 yield pod
 
     def node_changed(self, name: str, node: NodeView | None) -> None:

@@ -100,6 +100,7 @@ class Extender:
             untried=ledger.untried,
             asked_at=lambda: self.verbs.asked_at,
             restarts=lambda: self._pods.restarts,
+            leads=self.leadership.is_here,
             after_seconds=options.unseen_seconds,
             clock=clock,
         )

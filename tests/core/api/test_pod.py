@@ -195,11 +195,13 @@ def test_a_reduced_object_reads_as_the_whole_one():
     }
     resized = full_pod(**infeasible)
     assert PodView.from_object(resized).cpu_milli == 123 + 500 + 100, "what is allocated, the sidecar and overhead"
-    for obj in (full_pod(), full_pod(**rejected), resized, {"metadata": {"name": "p", "uid": "u"}}):
+    nominated = full_pod(nominatedNodeName="n1")
+    for obj in (full_pod(), full_pod(**rejected), nominated, resized, {"metadata": {"name": "p", "uid": "u"}}):
         assert PodView.from_object(reduced_object(obj)) == PodView.from_object(obj)
     assert "secret" not in str(reduced_object(full_pod()))
     pod = PodView.from_object(full_pod())
     assert (pod.short_of_shares, pod.unschedulable, pod.gated, pod.leaving) == (True, True, True, True)
+    assert (pod.nominated, PodView.from_object(nominated).nominated) == (False, True)
     assert PodView.from_object(full_pod(**rejected)).unserved
 
 

@@ -39,6 +39,7 @@ from gpushare.core.api.objects import (
 from gpushare.core.api.pod import PodView, reduced_object
 from gpushare.core.api.pod_parts import (
     TERMINAL_PHASES,
+    claims_volumes,
     deletion_of,
     gates_of,
     has_ended,
@@ -142,6 +143,7 @@ __all__ = [
     "WorkloadPhase",
     "WorkloadSignature",
     "as_allocated",
+    "claims_volumes",
     "clients_of",
     "deletion_of",
     "from_json",

@@ -42,6 +42,7 @@ class PodView:
         started_at: when the first of its running containers started, by the same clock; empty while none runs.
         gated: a scheduling gate holds it back.
         unschedulable: kube-scheduler found no node for it in its last attempt.
+        nominated: a node is chosen for it, but its volumes have to be prepared, or victims to leave, first.
         rules: its own rules on nodes; None once it is bound.
     """
 
@@ -70,6 +71,7 @@ class PodView:
     started_at: str = ""
     gated: bool = False
     unschedulable: bool = False
+    nominated: bool = False
     rules: NodeRules | None = None
 
     @classmethod
@@ -123,6 +125,7 @@ class PodView:
             started_at=_started_at(status),
             gated=bool(gates_of(spec)),
             unschedulable=unscheduled.get("reason") == UNSCHEDULABLE,
+            nominated=bool(status.get("nominatedNodeName")),
             rules=None if spec.get("nodeName") else NodeRules.from_spec(spec),
         )
 
@@ -169,7 +172,7 @@ _SPEC: Final = (
     "tolerations",
     "topologySpreadConstraints",
 )
-_STATUS: Final = ("phase", "reason", "message", "startTime")
+_STATUS: Final = ("phase", "reason", "message", "startTime", "nominatedNodeName")
 
 
 def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:

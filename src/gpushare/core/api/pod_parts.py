@@ -44,6 +44,11 @@ def may_wait_untried(spec: Mapping[str, Any]) -> bool:
     return any(spec.get(field) for field in ("schedulingGates", "resourceClaims", "workloadRef"))
 
 
+def claims_volumes(spec: Mapping[str, Any]) -> bool:
+    """Return whether a pod has volumes that kube-scheduler may have to wait for, once it has chosen a node."""
+    return any(each.get("persistentVolumeClaim") or each.get("ephemeral") for each in spec.get("volumes") or ())
+
+
 def waiting_reason(status: Mapping[str, Any]) -> str:
     """Return kubelet's reason for the first waiting container; empty if none waits."""
     reasons = (
