@@ -7,7 +7,7 @@ import pytest
 
 from gpushare.core.api import PodView
 from gpushare.extender.fence import Fence
-from gpushare.kube import GPUNODES, PODS, Change
+from gpushare.kube import GPUNODES, NODES, PODS, Change
 
 SOON = 60.0
 
@@ -266,6 +266,68 @@ async def test_a_pod_allocated_before_its_binding_was_seen_on_the_watch_is_not_w
     allocate_by_gpunode(cluster, "n1", pod.uid)
     await cluster.settle()
     assert ledger.fence.blockers("b", "n1", 20, ("GPU-n1-1",)) == []
+
+
+def fail_gpu(cluster) -> None:
+    node = copy.deepcopy(cluster.objects[GPUNODES]["n1"])
+    for gpu in node["status"]["gpus"]:
+        gpu["health"] = "Unhealthy"
+    cluster.put(GPUNODES, node)
+
+
+def lose_gpus(cluster) -> None:
+    node = copy.deepcopy(cluster.objects[GPUNODES]["n1"])
+    node["status"]["gpus"] = []
+    cluster.put(GPUNODES, node)
+
+
+def see_agent(cluster, *, runs: bool = True) -> None:
+    state = {"name": "agent", "started": runs, "state": {"running" if runs else "terminated": {}}}
+    labels = {"app.kubernetes.io/component": "agent"}
+    metadata = {"name": "agent-n1", "namespace": "default", "uid": "agent", "labels": labels}
+    status = {"phase": "Running", "containerStatuses": [state]}
+    cluster.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}, "status": status})
+
+
+def reject(cluster) -> None:
+    """Kubelet refuses the pod that the other waits for, which opens the fence."""
+    pod = copy.deepcopy(cluster.pod("a"))
+    message = "Allocate failed due to no healthy devices present; cannot allocate unhealthy gpushare.io/share"
+    pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+    cluster.put(PODS, pod)
+
+
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [
+        (fail_gpu, "has become unhealthy"),
+        (lose_gpus, "has lost one of its GPUs"),
+        (lambda cluster: see_agent(cluster, runs=False), "agent is not running"),
+        (reject, "agent is not running"),
+        (lambda cluster: cluster.remove(NODES, "n1"), "node n1 has no GPUs any more"),
+        (None, ""),
+    ],
+)
+async def test_a_pod_is_not_bound_to_what_failed_while_it_waited_at_the_fence(running, happens, why):
+    cluster = running.cluster
+    see_agent(cluster)
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.6")
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    await cluster.settle()
+    waiting = asyncio.create_task(running.bind("b", "n1"))
+    await until_held(running, "b")
+    if happens is not None:
+        happens(cluster)
+        await cluster.settle()
+    if happens is not reject:
+        cluster.allocate("a")
+    answer = await asyncio.wait_for(waiting, 30)
+    assert why in answer
+    assert bool(answer) == bool(why)
+    assert cluster.pod("b")["spec"].get("nodeName") == (None if why else "n1")
+    assert ("b" in running.held()) == (not why)
 
 
 async def test_a_pod_deleted_while_it_waits_at_the_fence_leaves_nothing_behind(running):

@@ -116,7 +116,7 @@ class Binder:
                 await ledger.fence.enter(pod.uid, args.node, fence_size(pod), placement.gpu_uuids)
             if ledger.state.reservation(pod.uid) is None:
                 return self._refused("PodChanged", f"pod {pod.key} ended while it waited at the fence")
-            if missing := self._refusal() or ledger.overfull(pod.uid):
+            if missing := self._refusal() or ledger.lost_place(pod.uid):
                 return self._refused("PodChanged", f"pod {pod.key} is not bound now: {missing}")
             moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
             decision = ledger.decision(pod.uid, moment)

@@ -30,6 +30,7 @@ from gpushare.core.placement import (
     cap_of,
     closed_places,
     decide,
+    lost_place,
     nodes_by_decision,
     request_of,
     resize,
@@ -530,16 +531,10 @@ class ShareLedger:
             self.on_cap(pod_uid)
             self.on_room()
 
-    def overfull(self, pod_uid: str) -> str:
-        """Return a sentence on which of a pod's GPUs became too full since it was chosen; empty if none did."""
+    def lost_place(self, pod_uid: str) -> str:
+        """Return a sentence on why a pod can no longer start where it has room reserved; empty if it still can."""
         reservation = self.state.reservation(pod_uid)
-        if reservation is None or reservation.slots is None:
-            return ""
-        uuids = self.state.uuids(reservation.row)
-        for slot in reservation.slots:
-            if self.state.share_free_milli[slot, reservation.row] < 0:
-                return f"GPU {uuids[slot]} has been filled by others meanwhile"
-        return ""
+        return lost_place(self.state, reservation) if reservation is not None else ""
 
     def release(self, pod_uid: str) -> None:
         """Release a pod's room."""

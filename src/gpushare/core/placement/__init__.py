@@ -17,7 +17,7 @@ from gpushare.core.placement.explanation import (
     elsewhere_of,
     explain,
 )
-from gpushare.core.placement.fitting import summarize
+from gpushare.core.placement.fitting import lost_place, summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
@@ -114,6 +114,7 @@ __all__ = [
     "in_order_of_claim",
     "is_due",
     "known_of",
+    "lost_place",
     "nodes_by_decision",
     "parse_settings",
     "request_of",

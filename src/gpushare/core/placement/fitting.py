@@ -7,6 +7,7 @@ import numpy as np
 
 from gpushare.core.api import FaultDomain, Reason, Rejection, names
 from gpushare.core.placement.node_cache import kept_by_row
+from gpushare.core.placement.reservations import Reservation
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
 from gpushare.core.placement.state import AGENT_AWAY, BoolArray, ClusterState, IntArray
 
@@ -89,6 +90,24 @@ def usable_slots(state: ClusterState, shape: Shape, row: int) -> list[int]:
             if memory[slot] >= (usable[slot] * share // GPU_MILLI if asked is None else asked)
         ]
     return slots
+
+
+def lost_place(state: ClusterState, reservation: Reservation) -> str:
+    """Return a sentence on why a pod can no longer start where it was placed; empty if it still can."""
+    node, row = reservation.placement.node, reservation.row
+    if reservation.slots is None:
+        return f"node {node} has no GPUs any more"
+    if seconds := int(state.silent_seconds[row]):
+        return f"node {node}: {_silent(seconds)}"
+    if len(reservation.slots) < len(reservation.placement.gpu_uuids):
+        return f"node {node} has lost one of its GPUs"
+    for slot in reservation.slots:
+        gpu = f"GPU {state.uuids(row)[slot]}"
+        if not state.healthy[slot, row]:
+            return f"{gpu} has become unhealthy"
+        if state.share_free_milli[slot, row] < 0 or state.memory_free_mib[slot, row] < 0:
+            return f"{gpu} has been filled by others meanwhile"
+    return ""
 
 
 def _most_clients(shape: Shape) -> int:
