@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpushare.extender.explain import AGAIN_SECONDS, Explainer
+from gpushare.extender.explain import AGAIN_SECONDS, MAX_EXPLAINED, Explainer
 from gpushare.kube import EVENTS, NODES, PODS, AlreadyExists
 
 SHORT = {
@@ -75,6 +75,21 @@ async def test_a_changed_answer_is_told_after_a_while_and_none_once_it_fits(runn
     clock.now += AGAIN_SECONDS
     await explainer.round()
     assert len(events.by_name) == 1
+
+
+async def test_of_very_many_waiting_pods_each_is_told_in_its_turn(running: Any, cluster: Any) -> None:
+    await fill(running, cluster)
+    count = MAX_EXPLAINED * int(AGAIN_SECONDS) + 20
+    for number in range(count):
+        wait_short(cluster, f"p{number}")
+    await cluster.settle()
+    events, clock = Events(), Clock()
+    explainer = Explainer(events, running.extender.ledger, clock)
+    for _ in range(count // MAX_EXPLAINED):
+        await explainer.round()
+        clock.now += 1.0
+    told = {event["regarding"]["name"] for event in events.by_name.values()}
+    assert told == {f"p{number}" for number in range(count)}
 
 
 async def test_room_on_a_node_where_the_pod_may_not_run_is_no_room_for_it(running: Any, cluster: Any) -> None:

@@ -8,6 +8,7 @@ kube-scheduler counts a node's shares itself, because it would find no victims f
 
 from collections import Counter
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Final
 
 from gpushare.core.api import PodView, Rejection
@@ -54,8 +55,12 @@ class Explainer:
         waiting = [pod for pod in self._ledger.pods.values() if pod.short_of_shares and pod.node is None]
         uids = {pod.uid for pod in waiting}
         self._explained_at = {uid: at for uid, at in self._explained_at.items() if uid in uids}
-        due = [pod for pod in waiting if now - self._explained_at.get(pod.uid, float("-inf")) >= AGAIN_SECONDS]
-        for pod in due[:MAX_EXPLAINED]:
+
+        def explained_at(pod: PodView) -> float:
+            return self._explained_at.get(pod.uid, float("-inf"))
+
+        due = [pod for pod in waiting if now - explained_at(pod) >= AGAIN_SECONDS]
+        for pod in nsmallest(MAX_EXPLAINED, due, key=explained_at):
             self._explained_at[pod.uid] = now
             note = explanation(self._ledger, pod)
             if note is None:
