@@ -95,6 +95,60 @@ def test_pods_that_are_gone_are_forgotten_but_not_at_once(waiting):
     assert len(waiting) == 0
 
 
+def test_who_stands_behind_very_many_that_do_not_fit_is_touched_in_the_next_rounds(waiting):
+    for index in range(2 * MAX_EXAMINED):
+        waiting.refused(pod(f"large{index}"), index / 1000)
+    waiting.refused(pod("small"), 1)
+    waiting.room(10)
+    looked = []
+
+    def fits(one):
+        looked.append(one.name)
+        return one.name == "small"
+
+    found = [names(waiting.due(second, fits)) for second in (20, 21, 22, 23)]
+    assert found == [[], [], ["small"], []]
+    assert len(looked) == len(set(looked)) == 2 * MAX_EXAMINED + 1, "no more than once for one room"
+    waiting.served("small")
+    assert waiting.due(24, always) == [], "room is forgotten once all have been looked at"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_room_that_appears_while_many_are_looked_at_is_for_all_of_them(waiting, again):
+    for index in range(2 * MAX_EXAMINED):
+        waiting.refused(pod(f"large{index}"), index / 1000)
+    waiting.refused(pod("small"), 1)
+    waiting.room(10)
+    waiting.due(20, lambda _: False)
+    if again:
+        waiting.room(20)
+    for second in (22, 23):
+        waiting.due(second, lambda _: False)
+    assert names(waiting.due(24, always)) == ([f"large{index}" for index in range(MAX_TOUCHES)] if again else [])
+
+
+@pytest.mark.parametrize("count", [1, 2 * MAX_EXAMINED])
+def test_pods_that_are_touched_in_vain_hold_nobody_up(waiting, count):
+    vain = [pod(f"vain{index}", priority=1) for index in range(count)]
+    for index, one in enumerate([*vain, pod("large"), pod("small")]):
+        waiting.refused(one, index / 1000)
+    waiting.room(10)
+    has_room = {one.name for one in vain}
+    found = []
+    for second in range(12, 60):
+        if second == 30:
+            has_room.add("small")
+            waiting.room(30)
+        touched = waiting.due(second, lambda one: one.name in has_room)
+        for one in touched:
+            waiting.refused(one, second + 0.1)
+        found += [second for one in touched if one.name == "small"]
+    assert found
+    assert found[0] <= 30 + 2 + 2 * count / MAX_TOUCHES, (
+        "when the pass before is over, and all before it were looked at"
+    )
+
+
 async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monkeypatch):
     cluster.add_node("n1", gpus=1)
     async with serve_cluster(cluster) as running:

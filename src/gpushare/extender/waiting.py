@@ -6,6 +6,7 @@ we refuse again. And it does not watch some changes (a GpuNode's memory, a GpuSh
 pod's annotation `gpushare.io/room-since` causes an event for it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +26,9 @@ MAX_TOUCHES: Final = 50  # per round, so that a large queue does not cause a sto
 class _Waiting:
     pod: PodView
     refused_at: float
-    touched_at: float
+    touched_at: float = -math.inf
+    seen_in: int = 0
+    fitted: bool = False
 
 
 class WaitingPods:
@@ -34,7 +37,11 @@ class WaitingPods:
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
         self._room_at: float | None = None
-        self._room_since = 0.0
+        self._put_off_since = 0.0
+        self._pass = 0
+        """Number of the present pass over all waiting pods, which may take several rounds."""
+        self._has_more_room = False
+        """Whether room has appeared since the present pass began."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,7 +49,10 @@ class WaitingPods:
     def refused(self, pod: PodView, now: float) -> None:
         """Record that kube-scheduler asked about the pod and that it fitted nowhere."""
         known = self._waiting.get(pod.uid)
-        self._waiting[pod.uid] = _Waiting(pod, now, known.touched_at if known else float("-inf"))
+        if known is None:
+            self._waiting[pod.uid] = _Waiting(pod, now)
+        else:
+            known.pod, known.refused_at = pod, now
 
     def served(self, pod_uid: str) -> None:
         """Forget a pod that fits, is bound, or is gone."""
@@ -51,7 +61,10 @@ class WaitingPods:
     def room(self, now: float) -> None:
         """Record that something became free."""
         if self._room_at is None:
-            self._room_since = now
+            self._put_off_since = now
+            self._pass += 1
+        else:
+            self._has_more_room = True
         self._room_at = now
 
     def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
@@ -67,27 +80,43 @@ class WaitingPods:
     def due(self, now: float, fits: Callable[[PodView], bool]) -> list[PodView]:
         """Return the pods to touch now: they fit, and kube-scheduler had time to ask again since room appeared.
 
-        Pods are checked by priority, then by waiting time.
+        Pods are checked by priority, then by waiting time. A round goes on behind those that the last one checked,
+        until all have been; then come those that were touched in vain.
         """
         if self._room_at is None:
             return []
-        impatient = now - self._room_since >= PATIENCE_SECONDS
-        if impatient:
-            self._room_since = now
-        graced = impatient or now - self._room_at >= GRACE_SECONDS
-        ripe: list[_Waiting] = []
-        later = False
-        for entry in self._waiting.values():
-            if graced and now - entry.refused_at >= GRACE_SECONDS:
-                ripe.append(entry)
-                later = later or now - entry.touched_at < AGAIN_SECONDS
-            else:
-                later = True
-        ripe = [entry for entry in ripe if now - entry.touched_at >= AGAIN_SECONDS]
-        ripe.sort(key=lambda one: (-one.pod.priority, one.refused_at))
-        found = [entry for entry in ripe[:MAX_EXAMINED] if fits(entry.pod)][:MAX_TOUCHES]
-        for entry in found:
-            entry.touched_at = now
-        if not found and not later:
+        if now - self._room_at < GRACE_SECONDS and now - self._put_off_since < PATIENCE_SECONDS:
+            return []
+        self._put_off_since = now
+        ripe = self._ripe(now)
+        if self._has_more_room and all(entry.seen_in == self._pass for entry in ripe):
+            self._pass += 1
+            self._has_more_room = False
+            ripe = self._ripe(now)
+        ripe.sort(key=lambda one: (one.seen_in == self._pass, -one.pod.priority, one.refused_at))
+        found: list[_Waiting] = []
+        for entry in ripe[:MAX_EXAMINED]:
+            fitted = fits(entry.pod)
+            if fitted and len(found) == MAX_TOUCHES:
+                break
+            entry.seen_in, entry.fitted = self._pass, fitted
+            if fitted:
+                entry.touched_at = now
+                found.append(entry)
+        if not self._has_more_room and not any(map(self._may_fit, self._waiting.values())):
             self._room_at = None
         return [entry.pod for entry in found]
+
+    def _ripe(self, now: float) -> list[_Waiting]:
+        """Return the pods that may be checked now."""
+        return [
+            entry
+            for entry in self._waiting.values()
+            if self._may_fit(entry)
+            and now - entry.refused_at >= GRACE_SECONDS
+            and now - entry.touched_at >= AGAIN_SECONDS
+        ]
+
+    def _may_fit(self, entry: _Waiting) -> bool:
+        """Return whether a pod fitted or has not been checked in this pass."""
+        return entry.fitted or entry.seen_in != self._pass
