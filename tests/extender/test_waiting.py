@@ -1,5 +1,6 @@
 """Waiting pods are touched when room appears and kube-scheduler did not ask again by itself."""
 
+import itertools
 import sys
 
 import pytest
@@ -144,9 +145,38 @@ def test_pods_that_are_touched_in_vain_hold_nobody_up(waiting, count):
             waiting.refused(one, second + 0.1)
         found += [second for one in touched if one.name == "small"]
     assert found
-    assert found[0] <= 30 + 2 + 2 * count / MAX_TOUCHES, (
-        "when the pass before is over, and all before it were looked at"
-    )
+    assert found[0] <= 30 + 2 + 2 * count / MAX_TOUCHES, "behind two passes over the others"
+
+
+def test_a_pod_that_is_touched_in_vain_is_touched_ever_less(waiting):
+    """It fits, as far as the extender knows, but pods that it must not be beside are on the node."""
+    first = pod("a")
+    waiting.refused(first, 0)
+    waiting.room(10)
+    touched = []
+
+    def run(until, seen):
+        began = touched[-1] if touched else 10
+        for second in range(int(began) + 1, until):
+            if waiting.due(second, always):
+                touched.append(second)
+                waiting.refused(seen, second + 0.5)
+
+    run(1500, first)
+    pauses = [after - before for before, after in itertools.pairwise(touched)]
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    waiting.room(touched[-1] + 2)
+    run(touched[-1] + 21, first)
+    assert [after - before for before, after in itertools.pairwise(touched)][9:] == [5, 5, 10]
+
+
+def test_a_changed_pod_is_touched_soon_again(waiting):
+    waiting.refused(pod("a"), 0)
+    waiting.room(10)
+    touched = [second for second in range(11, 100) if waiting.due(second, always)]
+    waiting.refused(pod("a", priority=1), 100)
+    touched += [second for second in range(101, 115) if waiting.due(second, always)]
+    assert touched == [12, 17, 27, 47, 87, 102, 112]
 
 
 async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monkeypatch):

@@ -16,6 +16,7 @@ from gpushare.core.api import PodView
 # Kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request.
 GRACE_SECONDS: Final = 1.5
 AGAIN_SECONDS: Final = 5.0  # least time between two touches of one pod; above kube-scheduler's usual back-off
+MOST_AGAIN_SECONDS: Final = 300.0  # as often as kube-scheduler retries every pod anyway
 PATIENCE_SECONDS: Final = 10.0  # longest wait if room appears repeatedly, which restarts the grace each time
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
 MAX_EXAMINED: Final = 200  # per round, about 20 ms
@@ -27,6 +28,7 @@ class _Waiting:
     pod: PodView
     refused_at: float
     touched_at: float = -math.inf
+    pause_seconds: float = AGAIN_SECONDS
     seen_in: int = 0
     fitted: bool = False
 
@@ -51,8 +53,10 @@ class WaitingPods:
         known = self._waiting.get(pod.uid)
         if known is None:
             self._waiting[pod.uid] = _Waiting(pod, now)
-        else:
-            known.pod, known.refused_at = pod, now
+            return
+        if known.pod != pod:
+            known.pause_seconds = AGAIN_SECONDS
+        known.pod, known.refused_at = pod, now
 
     def served(self, pod_uid: str) -> None:
         """Forget a pod that fits, is bound, or is gone."""
@@ -81,18 +85,19 @@ class WaitingPods:
         """Return the pods to touch now: they fit, and kube-scheduler had time to ask again since room appeared.
 
         Pods are checked by priority, then by waiting time. A round goes on behind those that the last one checked,
-        until all have been; then come those that were touched in vain.
+        until all have been; then come those that were touched in vain. Rules that are unknown here may keep those
+        out, so a pod's pause doubles with each touch until new room appears or the pod changes.
         """
         if self._room_at is None:
             return []
         if now - self._room_at < GRACE_SECONDS and now - self._put_off_since < PATIENCE_SECONDS:
             return []
         self._put_off_since = now
-        ripe = self._ripe(now)
+        ripe = self._ripe(now, self._room_at)
         if self._has_more_room and all(entry.seen_in == self._pass for entry in ripe):
             self._pass += 1
             self._has_more_room = False
-            ripe = self._ripe(now)
+            ripe = self._ripe(now, self._room_at)
         ripe.sort(key=lambda one: (one.seen_in == self._pass, -one.pod.priority, one.refused_at))
         found: list[_Waiting] = []
         for entry in ripe[:MAX_EXAMINED]:
@@ -101,20 +106,22 @@ class WaitingPods:
                 break
             entry.seen_in, entry.fitted = self._pass, fitted
             if fitted:
+                longer = min(2 * entry.pause_seconds, MOST_AGAIN_SECONDS)
+                entry.pause_seconds = AGAIN_SECONDS if entry.touched_at < self._room_at else longer
                 entry.touched_at = now
                 found.append(entry)
         if not self._has_more_room and not any(map(self._may_fit, self._waiting.values())):
             self._room_at = None
         return [entry.pod for entry in found]
 
-    def _ripe(self, now: float) -> list[_Waiting]:
+    def _ripe(self, now: float, room_at: float) -> list[_Waiting]:
         """Return the pods that may be checked now."""
         return [
             entry
             for entry in self._waiting.values()
             if self._may_fit(entry)
             and now - entry.refused_at >= GRACE_SECONDS
-            and now - entry.touched_at >= AGAIN_SECONDS
+            and now - entry.touched_at >= (AGAIN_SECONDS if entry.touched_at < room_at else entry.pause_seconds)
         ]
 
     def _may_fit(self, entry: _Waiting) -> bool:
