@@ -36,9 +36,13 @@ CappedProfiles = Sequence[tuple[Profile, int]]
 
 @dataclass(slots=True)
 class _ReportedGpu:
-    """State of one GPU: its set, since when it has it, and when a window of it was last used."""
+    """State of one GPU: its set, since when it has it undisturbed, and when a window of it was last used.
 
-    reported: ReportedSet
+    Attributes:
+        reported: None once a report was disturbed.
+    """
+
+    reported: ReportedSet | None
     since: float
     taught: float = float("-inf")
     is_new: bool = False
@@ -55,7 +59,7 @@ class Learner:
         self, world: ClusterView, metrics: OperatorMetrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._world, self._metrics, self._clock = world, metrics, clock
-        self._gpus: dict[str, _ReportedGpu] = {}
+        self._gpus: dict[str, dict[str, _ReportedGpu]] = {}  # by node and uuid
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -67,42 +71,54 @@ class Learner:
             await asyncio.sleep(STEP_SECONDS)
 
     def node_changed(self, node: str, sets: Iterable[ReportedSet]) -> None:
-        """Record the undisturbed sets of a node agent's report; only pods of that node count."""
+        """Record the undisturbed sets of a node agent's report; only pods of that node count.
+
+        A set that comes back after a disturbance counts as a new one: its first figures are of the windows before.
+        """
         now = self._clock()
-        for reported in sets:
-            pods = (self._world.pods.get(tenant.pod_uid) for tenant in reported.tenants)
-            if any(pod is None or pod.node != node for pod in pods):
-                continue
-            known = self._gpus.get(reported.gpu)
-            if known is None or known.reported.members != reported.members:
+        undisturbed = {each.gpu: each for each in sets if self._is_of(node, each)}
+        gpus = self._gpus.setdefault(node, {})
+        for uuid in gpus.keys() - undisturbed.keys():
+            gpus[uuid].reported, gpus[uuid].is_new = None, False
+        for uuid, reported in undisturbed.items():
+            known = gpus.get(uuid)
+            if known is None or known.reported is None or known.reported.members != reported.members:
                 taught = known.taught if known is not None else float("-inf")
-                self._gpus[reported.gpu] = _ReportedGpu(reported, now, taught)
+                gpus[uuid] = _ReportedGpu(reported, now, taught)
             elif known.reported != reported:
                 known.reported, known.is_new = reported, True
+
+    def _is_of(self, node: str, reported: ReportedSet) -> bool:
+        pods = (self._world.pods.get(tenant.pod_uid) for tenant in reported.tenants)
+        return all(pod is not None and pod.node == node for pod in pods)
 
     async def step(self) -> None:
         """Learn from the windows that are due."""
         now = self._clock()
         due = [
-            gpu
-            for gpu in self._gpus.values()
-            if gpu.is_new and now - gpu.since >= SETTLED_SECONDS and now - gpu.taught >= PAUSE_SECONDS
+            (gpu, gpu.reported)
+            for gpus in self._gpus.values()
+            for gpu in gpus.values()
+            if gpu.reported is not None
+            and gpu.is_new
+            and now - gpu.since >= SETTLED_SECONDS
+            and now - gpu.taught >= PAUSE_SECONDS
         ][:_AT_ONCE]
-        known = [(gpu, found) for gpu in due if (found := self._known(gpu.reported)) is not None]
-        for gpu in due:
+        known = [(reported, found) for _, reported in due if (found := self._known(reported)) is not None]
+        for gpu, _ in due:
             gpu.is_new, gpu.taught = False, now
-        self._gpus = {
-            uuid: gpu
-            for uuid, gpu in self._gpus.items()
-            if gpu.is_new or now - max(gpu.since, gpu.taught) < _FORGOTTEN_SECONDS
-        }
+        for gpus in self._gpus.values():
+            for uuid, gpu in list(gpus.items()):
+                if not gpu.is_new and now - max(gpu.since, gpu.taught) >= _FORGOTTEN_SECONDS:
+                    del gpus[uuid]
+        self._gpus = {node: gpus for node, gpus in self._gpus.items() if gpus}
         if not known:
             return
         forecasts = await asyncio.to_thread(
-            _predicted, [(gpu.reported.gpu_model, tenants) for gpu, (_, tenants) in known]
+            _predicted, [(reported.gpu_model, tenants) for reported, (_, tenants) in known]
         )
-        for (gpu, (keys, _)), each in zip(known, forecasts, strict=True):
-            self._learn(gpu.reported, keys, each)
+        for (reported, (keys, _)), each in zip(known, forecasts, strict=True):
+            self._learn(reported, keys, each)
 
     def _known(self, reported: ReportedSet) -> tuple[tuple[ShareKey, ...], CappedProfiles] | None:
         """Return GpuShares and profiles of a set's tenants; None where one has no profile on this GPU model."""

@@ -225,6 +225,37 @@ async def test_a_set_that_has_just_changed_teaches_nothing_yet(bench: Bench) -> 
     assert bench.windows == 1
 
 
+@pytest.mark.parametrize("change", [{"throttle_ratio": 0.2}, {"progress_ratio": None}, {"phase": 1}])
+async def test_the_first_figures_after_a_disturbance_are_still_of_it_and_teach_nothing(
+    bench: Bench, change: dict[str, Any]
+) -> None:
+    await bench.see(PREDICTED, PREDICTED, 120.0)
+    before = bench.windows, bench.learned("shop")
+    await bench.see(0.8 * PREDICTED, PREDICTED, 300.0, **change)
+    await bench.see(0.8 * PREDICTED, PREDICTED, SETTLED_SECONDS)
+    assert (bench.windows, bench.learned("shop")) == before
+    await bench.see(PREDICTED, PREDICTED, 10.0)
+    assert bench.windows == before[0] + 1, "settled: the last window was more than a minute ago"
+    assert abs(bench.learned("shop")) < 0.02
+
+
+async def test_a_short_disturbance_makes_no_window_come_sooner(bench: Bench) -> None:
+    await bench.see(PREDICTED, PREDICTED, SETTLED_SECONDS + 10.0)
+    assert bench.windows == 1
+    await bench.see(PREDICTED, PREDICTED, 10.0, throttle_ratio=0.2)
+    await bench.see(PREDICTED, PREDICTED, PAUSE_SECONDS - 20.0)
+    assert bench.windows == 1, "at most one a minute"
+    await bench.see(PREDICTED, PREDICTED, 10.0)
+    assert bench.windows == 2
+
+
+async def test_reports_of_other_nodes_disturb_nothing(bench: Bench) -> None:
+    for _ in range(12):
+        await bench.see(0.75 * PREDICTED, PREDICTED, 10.0)
+        bench.learner.node_changed("n2", ())
+    assert bench.windows == 2
+
+
 async def test_a_workload_without_a_profile_on_this_model_teaches_nothing(bench: Bench) -> None:
     bench.put("lab", replace(SIGNATURE, gpu_model="NVIDIA H100"))
     await bench.see(0.75 * PREDICTED, PREDICTED)
