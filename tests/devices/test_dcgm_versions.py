@@ -9,6 +9,7 @@ without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM 
 
 import socket
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -337,6 +338,20 @@ def test_one_that_does_not_answer_is_asked_once_for_all_gpus_and_ever_more_rarel
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     read_for_a_minute(DcgmScrape("http://exporter/metrics", clock), clock)
     assert asked == [0.0, 2.0, 6.0, 14.0, 30.0]
+
+
+def test_one_that_fails_at_once_is_asked_every_two_seconds_as_it_may_be_restarting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, asked = Clock(), []
+
+    def fail(*_: object, **__: object) -> None:
+        asked.append(clock.now)
+        raise TimeoutError("timed out") if clock.now < 20.0 else urllib.error.URLError("Connection refused")
+
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    read_for_a_minute(DcgmScrape("http://exporter/metrics", clock), clock)
+    assert asked == [0.0, 2.0, 6.0, 14.0, *(float(second) for second in range(30, 60, 2))]
 
 
 def test_one_that_gives_its_page_drop_by_drop_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

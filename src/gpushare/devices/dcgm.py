@@ -23,7 +23,7 @@ from gpushare.core.gpu import Counters, DevicesError
 SCRAPE_SECONDS: Final = 2.0
 _WAIT_SECONDS: Final = 3.0  # each wait of a scrape that was given up; it ends before the next one begins
 ROUND_SECONDS: Final = 1.0  # the GPUs of a round ask within milliseconds
-BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
+BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)  # by the time-outs in a row
 MAX_BYTES: Final = 16 * 2**20
 
 # DCGM's field identifiers (1001 to 1016); each is a ratio of cycles, 0 to 1.
@@ -116,7 +116,8 @@ def _without_partial_precisions(values: dict[str, float], model: str) -> Counter
 class DcgmScrape:
     """Scrapes one dcgm-exporter; one scrape serves all GPUs of a round.
 
-    An exporter that hangs costs a round SCRAPE_SECONDS, whatever it hangs in, and is left alone for a while then.
+    An exporter that hangs costs a round SCRAPE_SECONDS, whatever it hangs in, and is asked ever more rarely then.
+    One that fails at once, as while it restarts, is asked every 2 s.
 
     Args:
         url: URL of its metrics, such as http://127.0.0.1:9400/metrics.
@@ -132,7 +133,7 @@ class DcgmScrape:
         self._page_at = -math.inf
         self._given: set[str] = set()  # GPUs whose round the page was read for
         self._hanging: threading.Thread | None = None
-        self._failures = 0
+        self._timeouts = 0  # in a row
         self._not_before = -math.inf
         self._error = ""
 
@@ -158,11 +159,11 @@ class DcgmScrape:
         try:
             self._page = parse_exposition(self._fetch())
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            self._failures += 1
-            self._not_before = self._clock() + BACKOFF.seconds(self._failures)
+            self._timeouts = self._timeouts + 1 if isinstance(error, TimeoutError) else 0
+            self._not_before = self._clock() + BACKOFF.seconds(self._timeouts)
             self._error = f"dcgm-exporter does not answer: {error}"
             raise DevicesError(self._error, retryable=True) from error
-        self._failures = 0
+        self._timeouts = 0
         self._page_at = now
 
     def _fetch(self) -> str:
