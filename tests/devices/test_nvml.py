@@ -377,6 +377,27 @@ def test_after_a_reset_the_driver_is_opened_anew(
     assert search.starts == 11, "nothing is missing any more"
 
 
+@pytest.mark.parametrize("missed", [False, True])
+def test_after_a_reset_a_driver_that_cannot_say_so_is_no_reason_to_keep_the_gpu_out(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock, search: Search, missed: bool
+) -> None:
+    driver.codes["nvmlDeviceGetFieldValues"] = int(pynvml.NVML_ERROR_NOT_SUPPORTED)  # drivers before r555
+    driver.events = [(HANDLE, 79)]
+    assert "XID 79" in devices.health(UUID).reason
+    driver.is_lost = True
+    devices.health(UUID)
+    devices.list()
+    search.answering = frozenset({UUID})
+    for is_lost in (True, False) if missed else (False,):  # lost again while the driver is opened
+        driver.is_lost = is_lost
+        clock.sleep(SEARCH_SECONDS)
+        devices.list()
+        assert bool(devices.list()) is not is_lost
+    assert devices.health(UUID).health is Health.HEALTHY
+    driver.events = [(HANDLE, 79)]
+    assert "XID 79" in devices.health(UUID).reason, "another one counts"
+
+
 def test_a_gpu_that_answers_again_by_itself_is_not_looked_for(
     devices: NvmlDevices, driver: FakeNvml, clock: Clock, search: Search
 ) -> None:

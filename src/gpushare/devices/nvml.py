@@ -135,6 +135,7 @@ class NvmlDevices:
 
     def _reopen(self) -> None:
         known = self._xid.last
+        missing = self._lost | (self._known - self._handles.keys())
         self.close()
         with driver_errors("NVML cannot be used"):
             pynvml.nvmlInit()
@@ -146,6 +147,8 @@ class NvmlDevices:
             self._graphics.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
+        for uuid in missing & self._handles.keys():
+            self._xid.found_again(uuid, self._handles[uuid])
 
     def driver_version(self) -> str | None:
         """Return the driver's version; None if it does not answer."""

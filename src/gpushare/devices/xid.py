@@ -35,8 +35,8 @@ class XidWatch:
 
     A GPU with a critical XID, also one before this process started, is unhealthy until the driver reports that no
     recovery action is needed any more.
-    With drivers that cannot report this (before r555) a GPU stays unhealthy until the agent, and with it NVML,
-    restarts.
+    With drivers that cannot report this (before r555) a GPU stays unhealthy until it was lost and is found again
+    or the agent, and with it NVML, restarts.
 
     Attributes:
         last: by GPU, the last critical XID and when it came, on the clock.
@@ -93,6 +93,15 @@ class XidWatch:
                 action = answer
             self._actions[uuid] = now, action
         return action
+
+    def found_again(self, uuid: str, handle: Any) -> None:
+        """Forget the XID of a GPU that was lost, where the driver cannot report whether it recovered.
+
+        Only a reset makes a GPU answer again in a new session that did not answer in the one before.
+        """
+        if uuid in self.last and self._action(uuid, handle, 0.0) is None:
+            xid, _ = self.last.pop(uuid)
+            _log.info("GPU %s was found again after XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
 
     def close(self) -> None:
         """Free the event set."""
