@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
 from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, NeighboursEnded, PodView, Retraction
-from gpushare.core.control import Fares, Standing, usual_work, with_ended
+from gpushare.core.control import Fares, Standing, reports_only_figures, usual_work, with_ended
 from gpushare.core.placement import WindowStarts
 from gpushare.runtime.moments import unix_seconds
 
@@ -41,15 +41,23 @@ class ClusterView:
         starts: when the pods on probation started.
     """
 
-    def __init__(self, touched: Callable[[Key], None], now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        touched: Callable[[Key], None],
+        now: Callable[[], float] = time.time,
+        *,
+        measured: Callable[[ShareKey], None] | None = None,
+    ) -> None:
         """Know nothing.
 
         Args:
             touched: called for each key that a change affects.
             now: returns Unix time.
+            measured: called instead for a GpuShare in whose status a change affects figures alone.
         """
         self.starts = WindowStarts(unix_seconds)
         self._touched = touched
+        self._measured = measured or touched
         self._now = now
         self._shares = ShareIndex()
         self._pods: dict[str, PodView] = {}
@@ -145,7 +153,7 @@ class ClusterView:
         if key in self.shares:
             kept = [each for each in self.standing_of(key).learned if each.gpu_model != effect.gpu_model]
             self._learnt[key] = (*kept, effect)[-_MOST_MODELS:]
-            self._touched(key)
+            self._measured(key)
 
     def blame(self, node: str, ended: NeighboursEnded) -> None:
         """Record that a pod of this node ended its neighbours lately; reports about other nodes' pods are ignored.
@@ -249,17 +257,19 @@ class ClusterView:
         if fares:
             self._fares[node] = dict(fares)
         for uid in before.keys() | fares.keys():
-            if before.get(uid) == fares.get(uid):
+            was, now = before.get(uid), fares.get(uid)
+            if was == now:
                 continue
             of_pod = self._node_of_pod.setdefault(uid, {})
-            if uid in fares:
-                of_pod[node] = fares[uid]
+            if now is not None:
+                of_pod[node] = now
             else:
                 of_pod.pop(node, None)
             if not of_pod:
                 del self._node_of_pod[uid]
             if (share := self._share_of_pod.get(uid)) is not None:
-                self._touched(share)
+                only_figures = was is not None and now is not None and reports_only_figures(was, now)
+                (self._measured if only_figures else self._touched)(share)
 
     def silence(self, nodes: frozenset[str]) -> None:
         """Record which nodes' agents are silent: their last reports no longer count."""

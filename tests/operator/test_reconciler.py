@@ -12,6 +12,7 @@ from gpushare.core.api import (
     CapPoint,
     Decision,
     GpuShare,
+    OwnerReference,
     Phase,
     PhaseReading,
     PodView,
@@ -31,6 +32,7 @@ from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
 
 Json = dict[str, Any]
 KEY = ShareKey("shop", "pod-p")
+OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "w", "controller": True}
 
 
 class Clock:
@@ -176,6 +178,41 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     await bench.settle(1)
     assert bench.api.count("patch") == 4, "a broken promise is told at once"
     assert [event["reason"] for event in bench.api.events] == ["Sharing", "PromiseBroken"]
+
+
+async def test_figures_wait_unlooked_at_and_a_broken_promise_among_them_does_not(bench: Bench) -> None:
+    uids = [bench.pod(f"p{number}", placed=True, owner=OWNER)["metadata"]["uid"] for number in range(20)]
+    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    bench.world.put_node("n1", dict.fromkeys(uids, kept))
+    await bench.settle(2 * FIGURES_SECONDS)
+    looks, name = bench.result("share", "done"), share_name(OwnerReference("apps/v1", "StatefulSet", "web", "w"))
+    for number in range(100):  # nodes report one after the other
+        progress = 0.7 + number / 1000
+        bench.world.put_node(
+            "n1", {**dict.fromkeys(uids, kept), uids[number % 20]: replace(kept, progress_ratio=progress)}
+        )
+        await bench.settle(0.2)
+    assert bench.result("share", "done") - looks <= 2 * 20 / FIGURES_SECONDS + 2, "also at what it wrote itself"
+    observed = bench.share(name).status.observed
+    assert observed is not None
+    assert observed.progress_ratio < 0.9
+    bench.world.put_node("n1", {**dict.fromkeys(uids, kept), uids[0]: replace(kept, progress_ratio=0.3)})
+    await bench.settle(0.4)
+    assert bench.api.events[-1]["reason"] == "PromiseBroken"
+
+
+async def test_a_gpushare_with_many_pods_takes_a_bounded_part_of_the_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_operator.reconciler._REST_SECONDS_PER_POD", 0.1)
+    uids = [bench.pod(f"p{number}", placed=True, owner=OWNER)["metadata"]["uid"] for number in range(20)]
+    await bench.settle(10.0)
+    before = bench.result("share", "done")
+    for number in range(100):  # each one of consequence
+        fare = Fares(0.3 if number % 2 else 0.9, 1.1, promise_ratio=0.6)
+        bench.world.put_node("n1", {uids[0]: fare})
+        await bench.settle(0.2)
+    assert 8 <= bench.result("share", "done") - before <= 11
 
 
 async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_before_takes_none_away(

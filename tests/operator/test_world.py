@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sharerule import share_of
 
 from gpushare.core.admission import ShareKey
-from gpushare.core.api import GpuShare, LabelSelector, PodView, names
+from gpushare.core.api import GpuShare, LabelSelector, LearnedEffect, PodView, names
 from gpushare.core.control import Fares
 from gpushare_operator.world import ClusterView, Key, PodKey
 
@@ -132,6 +133,25 @@ def test_what_a_node_reports_touches_only_those_it_changed() -> None:
     assert world.fares_of(ShareKey("shop", "s-a")) == {"uid-a": Fares(0.4, 2.5)}
     world.put_node("n1", {})
     assert world.fares_of(ShareKey("shop", "s-a")) == {}
+
+
+def test_reports_of_figures_alone_and_what_is_learnt_are_told_apart() -> None:
+    touched: list[Key] = []
+    measured: list[Key] = []
+    world, key = ClusterView(touched.append, measured=measured.append), ShareKey("shop", "s")
+    world.put_share(share("s", "rs"))
+    world.put_pod(pod("a", "rs"))
+    fare = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    for reported in (fare, replace(fare, progress_ratio=0.5)):
+        touched.clear()
+        world.put_node("n1", {"uid-a": reported})
+        assert (touched, measured) == ([key], [])
+    touched.clear()
+    world.put_node("n1", {"uid-a": replace(fare, progress_ratio=0.4)})
+    world.learn(key, LearnedEffect("NVIDIA H200"))
+    assert (touched, measured) == ([], [key, key])
+    world.put_node("n1", {})
+    assert touched == [key]
 
 
 LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), st.sampled_from(["x", "y"]))

@@ -38,6 +38,7 @@ from gpushare.core.control.lifecycle import (
     differs_only_in_figures,
     fares_of,
     next_phase,
+    reports_only_figures,
     status_of,
     transitions,
 )
@@ -307,6 +308,51 @@ def test_figures_alone_can_wait() -> None:
     assert differs_only_in_figures(one, other)
     broken = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": Fares(0.1, 9.0)}, SETTINGS, NOW)
     assert not differs_only_in_figures(one, broken), "a promise broken is told at once"
+
+
+RATIOS = st.none() | st.sampled_from([0.0, 0.3, 0.55, 0.6, 0.604, 0.65, 1.0])
+TARGETS = st.none() | st.builds(
+    TenantSlo,
+    met=st.sampled_from(ConditionStatus),
+    reason=st.sampled_from(["Met", "Missed", "Starting"]),
+    message=st.sampled_from(["p99 is 40ms", "p99 is 92ms"]),
+    target=st.just("p99<50ms"),
+    measured_seconds=st.none() | st.sampled_from([0.04, 0.092]),
+)
+FARES = st.builds(
+    Fares,
+    progress_ratio=RATIOS,
+    slowdown_ratio=RATIOS,
+    error_ratio=st.none() | st.sampled_from([0.0, 0.05]),
+    throttle_ratio=RATIOS,
+    slo=TARGETS,
+    promise_ratio=RATIOS,
+)
+
+
+@given(FARES, FARES, FARES)
+def test_reports_of_figures_alone_change_nothing_but_figures(first: Fares, one: Fares, other: Fares) -> None:
+    pod = facts("a", **{names.SLO: "p99<50ms"})
+    before = status_of(SHARE, [pod], {pod.uid: first}, SETTINGS, NOW)
+    share = replace(SHARE, status=before)
+    was, now = (status_of(share, [pod], {pod.uid: each}, SETTINGS, NOW) for each in (one, other))
+    assert not reports_only_figures(one, other) or differs_only_in_figures(was, now)
+
+
+def test_reports_say_when_they_matter() -> None:
+    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    assert reports_only_figures(kept, replace(kept, progress_ratio=0.7, slowdown_ratio=1.4, promise_ratio=0.59))
+    for change in (
+        {"progress_ratio": 0.57},
+        {"progress_ratio": None},
+        {"throttle_ratio": 0.1},
+        {"is_silent": True},
+        {"neighbours": ("uid-b",)},
+        {"slo": slo(ConditionStatus.FALSE, "Missed")},
+    ):
+        assert not reports_only_figures(kept, replace(kept, **change)), change
+    unknown = replace(kept, promise_ratio=None)
+    assert not reports_only_figures(unknown, replace(unknown, progress_ratio=0.8)), "its profile's promise may be"
 
 
 def test_events_are_told_once() -> None:

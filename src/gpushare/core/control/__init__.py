@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Standing,
         differs_only_in_figures,
         fares_of,
+        reports_only_figures,
         status_of,
         transitions,
     )
@@ -156,6 +157,7 @@ __all__ = [
     "plan_retractions",
     "read_slo",
     "remembered",
+    "reports_only_figures",
     "status_of",
     "taken",
     "throttled_bound",

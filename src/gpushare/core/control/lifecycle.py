@@ -277,6 +277,39 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     }
 
 
+def reports_only_figures(one: Fares, other: Fares) -> bool:
+    """Return whether two reports on one pod differ at most in figures, which no condition depends on.
+
+    False also where the reports alone do not tell it.
+    """
+    kept, other_kept = _promise_of(one), _promise_of(other)
+    return kept is not None and kept == other_kept and _without_ratios(one) == _without_ratios(other)
+
+
+def _promise_of(fare: Fares) -> tuple[object, ...] | None:
+    """Return what the condition PromiseKept depends on; None if its promise is not in the report."""
+    progress, promise = fare.progress_ratio, fare.promise_ratio
+    if progress is None:
+        return (bool(fare.throttle_ratio),)
+    if promise is None:
+        return None
+    is_below, is_clearly = progress < promise, progress + (fare.error_ratio or 0.0) < promise
+    return bool(fare.throttle_ratio), is_below, is_clearly, f"{promise:.2f}" if is_below else ""
+
+
+def _without_ratios(fare: Fares) -> Fares:
+    slo = fare.slo
+    return replace(
+        fare,
+        progress_ratio=None,
+        slowdown_ratio=None,
+        error_ratio=None,
+        throttle_ratio=None,
+        promise_ratio=None,
+        slo=replace(slo, message="", target_seconds=None, measured_seconds=None) if slo is not None else None,
+    )
+
+
 def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:
     """Return whether two statuses differ at most in measured figures, which may be written later."""
     return _without_figures(one) == _without_figures(other)
