@@ -41,8 +41,8 @@ class AgentApi:
         self._failing = False
         self._may_adopt = True
         self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
-        self.shares = NodeShares()
-        """The GpuShares that have a pod on this node, as `profiles` keeps them."""
+        self.shares = NodeShares(pods=state.pods)
+        """The GpuShares that have, or may have, a pod on this node, as `profiles` keeps them."""
         self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
 
     def pods(self) -> Reflector[ManagedPod]:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpushare.core.api import (
@@ -44,6 +44,7 @@ class ManagedPod:
         has_class: whether its own annotation names its class. is_auto: whether its fraction is `auto`.
         probe_seconds: shortest time-out of its containers' probes; None without probes.
         slo: its own latency target; admission refuses invalid ones.
+        labels, owner_uids: what its GpuShare depends on.
         ip: its address; empty while it has none. is_host_network: that is the node's.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
         grace_seconds: grace period of its deletion; 0 while it is not being deleted.
@@ -68,6 +69,8 @@ class ManagedPod:
     slo: Slo | None = None
     ip: str = ""
     is_host_network: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    owner_uids: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -129,6 +132,8 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         slo=None if isinstance(slo, Rejection) else slo,
         ip=str((obj.get("status") or {}).get("podIP") or ""),
         is_host_network=bool(spec.get("hostNetwork")),
+        labels=pod.labels,
+        owner_uids=pod.owner_uids,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpushare.core.admission import Defaults, PlacedShares
 from gpushare.core.api import (
+    GpuShare,
     GpuShareSpec,
     GpuShareStatus,
     JobClass,
@@ -23,10 +24,11 @@ class SharedProfile:
     """Part of a GpuShare that this node needs.
 
     Attributes:
-        pod_uids: its pods.
+        pod_uids: its pods here, as far as its status lists them.
         signature: the workload's; None without a profile. `kept` is the profile as written there.
         job_class, max_slowdown: from its spec; None if absent.
         is_profiled: whether its workload may be profiled at all (`profile.mode` is not Off).
+        partly_listed: the GpuShare, without its status, if that may not list all of its pods.
     """
 
     pod_uids: frozenset[str]
@@ -36,10 +38,11 @@ class SharedProfile:
     job_class: JobClass | None = None
     max_slowdown: float | None = None
     is_profiled: bool = True
+    partly_listed: GpuShare | None = None
 
 
 NodeShares = PlacedShares[SharedProfile]
-"""The GpuShares that have a pod on this node."""
+"""The GpuShares that have, or may have, a pod on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,14 @@ TermsOf = Callable[[ManagedPod], Terms]
 
 
 def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> SharedProfile | None:
-    """Reduce the API's JSON object; None for a GpuShare without a pod on this node.
+    """Reduce the API's JSON object; None for a GpuShare that surely has no pod on this node.
 
     Args:
         node_name: None for any node.
     """
     status = from_json(GpuShareStatus, obj.get("status"))
     uids = frozenset(each.pod_uid for each in status.placements if _is_here(each, node_name))
-    if not uids:
+    if not uids and status.lists_all_pods:
         return None
     spec = from_json(GpuShareSpec, obj.get("spec"))
     kept = status.profile if status.profile is not None and status.profile.counters else None
@@ -81,6 +84,7 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
         job_class=spec.job_class,
         max_slowdown=spec.max_slowdown,
         is_profiled=spec.profile is None or spec.profile.mode is not ProfileMode.OFF,
+        partly_listed=None if status.lists_all_pods else GpuShare.from_object({**obj, "status": None}),
     )
 
 

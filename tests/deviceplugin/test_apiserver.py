@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from tests.deviceplugin.fakes import GPU_A, raw_pod
 
-from gpushare.core.api import GpuNodeStatus
-from gpushare.kube import GPUNODES, NODES, PODS, Forbidden, Json, Resource
+from gpushare.core.admission import Defaults
+from gpushare.core.api import GpuNodeStatus, GpuShare, JobClass, PodView, to_json
+from gpushare.core.control import OperatorSettings, status_of
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Forbidden, Json, Resource
 from gpushare.kube.fake import FakeApi
 from gpushare_deviceplugin.apiserver import AgentApi
+from gpushare_deviceplugin.shares import Terms, terms_of
 from gpushare_deviceplugin.state import NodeState
 
 SOON = 60.0
@@ -61,6 +64,34 @@ def api() -> SlowApi:
     made.store.put(PODS, raw_pod("a", GPU_A))
     made.store.put(PODS, raw_pod("b", GPU_A))
     return made
+
+
+async def test_pods_beyond_the_list_of_their_gpushare_run_on_its_terms_too(state: NodeState, api: SlowApi) -> None:
+    """1,100 pods of one GpuShare, of which its status lists 1,000; which ones changes with their names."""
+    last = raw_pod("web-1099", GPU_A)
+    pods = [raw_pod(f"web-{number:04}", GPU_A, node="n2") for number in range(1099)] + [last]
+    for pod in pods:
+        pod["metadata"]["labels"]["app"] = "web"
+    spec = {"selector": {"matchLabels": {"app": "web"}}, "class": "latency", "profile": {"mode": "Off"}}
+    web = {"metadata": {"namespace": "shop", "name": "web", "uid": "s", "resourceVersion": "1"}, "spec": spec}
+    views = [PodView.from_object(pod) for pod in pods]
+    status = status_of(GpuShare.from_object(web), views, {}, OperatorSettings(Defaults()), "2026-11-28T10:00:00Z")
+    assert last["metadata"]["uid"] not in {placement.pod_uid for placement in status.placements}
+    api.store.put(PODS, last)
+    cluster = AgentApi(api, "n1", state)
+    async with asyncio.timeout(SOON), cluster.pods() as watched, cluster.profiles() as profiles:
+        await watched.synced.wait()
+        await profiles.synced.wait()
+        pod = state.pods["uid-web-1099"]
+        assert not terms_of(pod, cluster.shares, Defaults()).is_certain
+        api.store.put(GPUSHARES, {**web, "status": to_json(status)})
+        await until(state, lambda: len(cluster.shares) == 1)
+        assert terms_of(pod, cluster.shares, Defaults()) == Terms(JobClass.LATENCY, 1.1)
+        assert [each.is_profiled for each in cluster.shares.of("shop", pod.uid)] == [False]
+        assert not terms_of(state.pods["uid-a"], cluster.shares, Defaults()).is_certain
+        api.store.remove(GPUSHARES, "shop/web")
+        await until(state, lambda: not cluster.shares)
+        assert not terms_of(pod, cluster.shares, Defaults()).is_certain
 
 
 async def test_a_list_does_not_take_back_what_the_watch_delivered_during_it(

@@ -97,6 +97,14 @@ def test_any_history_leaves_what_the_rule_says(changes, labels, owners):
 @dataclass(frozen=True)
 class Kept:
     pod_uids: frozenset[str]
+    partly_listed: GpuShare | None = None
+
+
+@dataclass(frozen=True)
+class Owned:
+    labels: dict[str, str]
+    owner_uids: tuple[str, ...]
+    namespace: str = "ns"
 
 
 KEYS = st.builds("{}/{}".format, st.sampled_from(["a", "b"]), st.sampled_from("xyz"))
@@ -123,3 +131,27 @@ def test_placed_shares_are_found_by_pod_in_their_own_namespace_after_any_history
     found.clear()
     assert not found
     assert not found.of("a", "p")
+
+
+PODS = st.lists(st.builds(Owned, LABELS, OWNERS.map(tuple)), max_size=8)
+MADE = st.dictionaries(st.sampled_from("abcd"), st.tuples(SELECTORS, OWNERS), max_size=4)
+
+
+@given(shares=MADE, owned=PODS, longest=st.integers(1, 4), gone=st.sets(st.sampled_from("abcd")))
+def test_a_pod_beyond_a_full_list_is_found_as_the_operator_finds_it(shares, owned, longest, gone):
+    pods = {f"uid-{number}": pod for number, pod in enumerate(owned)}
+    stored = {name: share(name, *owners, selector=selector) for name, (selector, owners) in shares.items()}
+    found = PlacedShares(pods=pods)
+    for names_left in (stored.keys(), stored.keys() - gone):
+        for name in stored.keys() - names_left:
+            found.pop(f"ns/{name}", None)
+        index = ShareIndex(stored[name] for name in names_left)
+        own = {uid: index.of("ns", pod.labels, (*pod.owner_uids, uid)) for uid, pod in pods.items()}
+        for name in names_left:
+            uids = [uid for uid, of_pod in own.items() if of_pod is stored[name]]
+            is_full = len(uids) >= longest
+            found[f"ns/{name}"] = Kept(frozenset(uids[:longest]), stored[name] if is_full else None)
+        for uid, of_pod in own.items():
+            assert found.of("ns", uid) == ([] if of_pod is None else [found[f"ns/{of_pod.name}"]])
+            assert found.of("other", uid) == []
+    assert found.of("ns", "of a pod that is not here") == []

@@ -30,6 +30,30 @@ class ListsPods(Protocol):
         """Return the uids of those pods."""
         ...
 
+    @property
+    def partly_listed(self) -> GpuShare | None:
+        """Return the GpuShare itself if its status may not list all of its pods; its own status is not read."""
+        ...
+
+
+class OwnedPod(Protocol):
+    """Part of a pod that its GpuShare depends on."""
+
+    @property
+    def namespace(self) -> str:
+        """Return its namespace."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Return its labels."""
+        ...
+
+    @property
+    def owner_uids(self) -> tuple[str, ...]:
+        """Return the uids of its ownerReferences."""
+        ...
+
 
 PlacedT = TypeVar("PlacedT", bound=ListsPods)
 
@@ -37,13 +61,23 @@ PlacedT = TypeVar("PlacedT", bound=ListsPods)
 class PlacedShares(MutableMapping[str, PlacedT]):
     """GpuShares by "namespace/name", found by the pods that the operator lists in their status.
 
-    For a node's agent, which does not know the pods' owners: the operator has asked `ShareIndex` and recorded the
-    answer.
+    For a node's agent, which keeps only the GpuShares of its own pods: the operator has asked `ShareIndex` and
+    recorded the answer. Its list ends at 1,000 pods; a pod that none lists belongs to the one that the operator
+    would find among those with a full list (ADR 0238).
+
+    Args:
+        pods: the node's pods by uid, a live view.
     """
 
-    def __init__(self, shares: Mapping[str, PlacedT] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        shares: Mapping[str, PlacedT] = MappingProxyType({}),
+        pods: Mapping[str, OwnedPod] = MappingProxyType({}),
+    ) -> None:
         self._shares: dict[str, PlacedT] = {}
         self._by_pod: dict[tuple[str, str], set[str]] = {}
+        self._partly_listed = ShareIndex()
+        self._pods = pods
         self.update(shares)
 
     def __getitem__(self, key: str) -> PlacedT:
@@ -55,6 +89,8 @@ class PlacedShares(MutableMapping[str, PlacedT]):
         namespace = key.partition("/")[0]
         for uid in share.pod_uids:
             self._by_pod.setdefault((namespace, uid), set()).add(key)
+        if share.partly_listed is not None:
+            self._partly_listed.put(share.partly_listed)
 
     def __delitem__(self, key: str) -> None:
         share = self._shares.pop(key)
@@ -64,6 +100,8 @@ class PlacedShares(MutableMapping[str, PlacedT]):
             keys.discard(key)
             if not keys:
                 del self._by_pod[namespace, uid]
+        if share.partly_listed is not None:
+            self._partly_listed.drop(share.partly_listed.namespace, share.partly_listed.name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shares)
@@ -73,7 +111,16 @@ class PlacedShares(MutableMapping[str, PlacedT]):
 
     def of(self, namespace: str, pod_uid: str) -> list[PlacedT]:
         """Return the GpuShares of a pod in its own namespace, sorted by name; more than one only for a moment."""
-        return [self._shares[key] for key in sorted(self._by_pod.get((namespace, pod_uid), ()))]
+        keys = self._by_pod.get((namespace, pod_uid))
+        return [self._shares[key] for key in sorted(keys or self._beyond_the_lists(namespace, pod_uid))]
+
+    def _beyond_the_lists(self, namespace: str, pod_uid: str) -> Iterator[str]:
+        pod = self._pods.get(pod_uid)
+        if pod is None or pod.namespace != namespace:
+            return
+        found = self._partly_listed.of(namespace, pod.labels, (*pod.owner_uids, pod_uid))
+        if found is not None:
+            yield str(ShareKey(namespace, found.name))
 
 
 class ShareIndex:

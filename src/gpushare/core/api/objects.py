@@ -313,6 +313,11 @@ class GpuShareStatus:
         return retracted_often(retractions, len(self.placements))
 
     @property
+    def lists_all_pods(self) -> bool:
+        """Return whether `placements` surely names every placed pod; a full list may lack some."""
+        return len(self.placements) < _MAX_PLACEMENTS
+
+    @property
     def ends_neighbours(self) -> bool:
         """Return whether its pods ended their neighbours so often that they are isolated (docs/adr/0185)."""
         return len(self.neighbours_ended) >= _ENDED_OFTEN
