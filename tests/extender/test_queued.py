@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from gpushare.core.api import NodeRules, PodView, Taint
+from gpushare.core.api import NodeRules, PodView, Reason, Rejection, Taint
 from gpushare.core.placement import (
+    MOST_EXAMINED,
     ClusterState,
     DecisionContext,
     GpuSpec,
@@ -24,6 +26,8 @@ from gpushare.extender.reduce import NodeView
 AFTER = 1800.0
 NO_RULES = NodeRules((), None, ())
 NOW = 1e9 + 2 * AFTER  # pods were created at 1e9
+LATER = "2001-09-09T01:47:40Z"
+TOO_MUCH_MIB = 200_000
 
 
 def node(name: str, pool: str = "a", taints: tuple[Taint, ...] = ()) -> NodeView:
@@ -53,6 +57,7 @@ class Cluster:
         policy = make("bestfit", {}, np.random.default_rng(0))
         self.context = DecisionContext(state, policy, Judge(default_model), NOW, reserve_after_seconds=AFTER)
         self.queue = QueuedPods(AFTER)
+        self.refused: set[str] = set()
 
     def wait(self, *pods: PodView) -> None:
         for each in pods:
@@ -67,10 +72,13 @@ class Cluster:
     def kept(self) -> dict[str, str]:
         """The node on which a GPU is kept, by pod."""
 
-        def request_of(asked: PodView) -> PlacementRequest:
-            return PlacementRequest(asked.uid, 800, queued_at=self.queue.since(asked))
+        def request_of(asked: PodView) -> PlacementRequest | Rejection:
+            if asked.uid in self.refused:
+                return Rejection(Reason.INVALID_ANNOTATION, "odd")
+            memory_mib = TOO_MUCH_MIB if asked.uid.startswith("never") else None
+            return PlacementRequest(asked.uid, 800, memory_mib=memory_mib, queued_at=self.queue.since(asked))
 
-        self.context = self.queue.keeping(self.context, request_of, self.nodes)
+        self.context = self.queue.keeping(self.context.at(self.context.now + 1), request_of, self.nodes)
         return {each.pod.request.pod_uid: each.node for each in self.context.kept}
 
 
@@ -146,3 +154,48 @@ def test_who_was_asked_about_is_tried_until_a_binding_can_come_no_more() -> None
     assert list(queue._asked_at) == ["new"]
     queue.drop("new")
     assert queue._asked_at == {}
+
+
+@pytest.mark.parametrize("never", [4, 200])
+def test_pods_that_no_gpu_could_take_hold_up_nobody(never) -> None:
+    """They have waited longest, so they are examined first; each search of theirs is one of a second's few."""
+    cluster = Cluster(node("n1"))
+    cluster.wait(*(pod(f"never{number}", "a") for number in range(never)), pod("usual", "a", LATER))
+    seconds = next(second for second in range(60) if "usual" in cluster.kept())
+    assert seconds <= never // MOST_EXAMINED
+    cluster.wait(pod("late", "a", LATER))
+    assert sorted(cluster.kept()) == ["late", "usual"]
+
+
+@pytest.mark.parametrize("invalid", [False, True], ids=["rules", "request"])
+def test_pods_that_are_never_examined_hold_up_nobody(invalid) -> None:
+    cluster = Cluster(node("n1"))
+    large = replace(NO_RULES, is_too_large=True)
+    odd = [replace(pod(f"odd{number}", "a"), rules=large) for number in range(MOST_EXAMINED)]
+    if invalid:
+        cluster.refused = {each.uid for each in odd}
+        odd = [replace(each, rules=None) for each in odd]
+    cluster.wait(*odd, pod("usual", "a", LATER))
+    assert cluster.kept() == {}
+    assert cluster.kept() == {"usual": "n1"}
+
+
+def test_a_pod_that_no_gpu_could_take_is_examined_again_in_turn() -> None:
+    cluster = Cluster(node("n1", "b"), node("n2", "a"))
+    cluster.wait(pod("usual", "a", LATER), *(pod(f"never{number}", "a") for number in range(9)), pod("moved", "b"))
+    cluster.change("n1", node("n1", "c"))
+    assert cluster.kept() == {"usual": "n2"}
+    cluster.change("n1", node("n1", "b"))
+    seconds = next(second for second in range(60) if "moved" in cluster.kept())
+    assert seconds <= 10
+    assert cluster.kept() == {"moved": "n1", "usual": "n2"}
+
+
+def test_of_a_pod_that_is_gone_nothing_is_remembered() -> None:
+    cluster = Cluster(node("n1"))
+    cluster.wait(*(pod(f"never{number}", "a") for number in range(3)))
+    assert cluster.kept() == {}
+    cluster.queue.drop("never0")
+    cluster.wait(replace(pod("never1", "a"), unschedulable=False))
+    assert list(cluster.queue._in_vain) == ["never2"]
+    assert cluster.kept() == {}

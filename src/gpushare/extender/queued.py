@@ -14,6 +14,7 @@ from gpushare.core.placement import (
     KeptGpus,
     PlacementRequest,
     WaitingPod,
+    is_due,
 )
 from gpushare.extender.closed import MOST_MATCHED, matching_cost
 from gpushare.extender.due import DuePods, Waiter
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 BINDING_SECONDS: Final = 660.0
 """How long an answer may take effect: kube-scheduler prepares a pod's volumes for 600 s at most before it binds it
 (bindTimeoutSeconds of VolumeBinding), and the fence takes 10 s."""
+MOST_AGAIN: Final = 1
+"""Most pods without success that are examined again in one second, so that the others get most searches."""
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ class QueuedPods:
 
     The kept GPUs follow from the pods themselves, so another replica continues with the same. Only the time when a
     pod's scheduling gates were removed is remembered here; after a restart the pod counts as waiting since its
-    creation.
+    creation. So is for which pods no GPU was found; after a restart they are examined with the others once more.
     """
 
     after_seconds: float
@@ -40,6 +43,7 @@ class QueuedPods:
     _gated: set[str] = field(default_factory=set)
     _opened_at: dict[str, float] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
+    _in_vain: dict[str, None] = field(default_factory=dict)  # first who was examined longest ago
     _allowed: dict[NodeRules, set[str]] = field(default_factory=dict)
     _due: DuePods = field(init=False)
 
@@ -61,6 +65,7 @@ class QueuedPods:
         if pod.waits_for_room and math.isfinite(since):
             self._due.put(Waiter(-pod.priority, since, pod.uid))
         else:
+            self._in_vain.pop(pod.uid, None)
             self._due.drop(pod.uid)
 
     def drop(self, pod_uid: str) -> None:
@@ -69,6 +74,7 @@ class QueuedPods:
         self._gated.discard(pod_uid)
         self._opened_at.pop(pod_uid, None)
         self._asked_at.pop(pod_uid, None)
+        self._in_vain.pop(pod_uid, None)
         self._due.drop(pod_uid)
 
     def asked(self, pod_uid: str, now: float) -> None:
@@ -108,19 +114,45 @@ class QueuedPods:
         nodes: Mapping[str, NodeView],
     ) -> DecisionContext:
         """Return the context with GPUs kept for the pods that have waited long."""
-        waits = (uid for uid in self._due.at(context.now) if context.state.reservation(uid) is None)
-        pods = [self._unbound[uid] for uid in islice(waits, MOST_EXAMINED)]
+        pods = [self._unbound[uid] for uid in (*self._first(context), *self._again(context))]
         self._match({pod.rules: None for pod in pods if pod.rules is not None}, nodes)
         waiting = []
         for pod in pods:
-            if pod.rules is not None and pod.rules not in self._allowed:
-                continue
             request = request_of(pod)
-            if not isinstance(request, Rejection):
+            if isinstance(request, Rejection) or (pod.rules is not None and _never_match(pod.rules, nodes)):
+                self._in_vain[pod.uid] = None
+            elif pod.rules is None or pod.rules in self._allowed:
                 waiting.append(WaitingPod(request, pod.key, self._nodes_of(pod, nodes)))
         found = context.keeping(waiting, goes_on=True)
+        self._in_vain.update(
+            (each.request.pod_uid, None) for each in waiting if each.request.pod_uid in found.in_vain
+        )
+        for kept in found.kept:
+            self._in_vain.pop(kept.pod.request.pod_uid, None)
         _tell(context.kept, found.kept)
         return found
+
+    def _first(self, context: DecisionContext) -> Iterator[str]:
+        """Yield the first pods that are due, without those for which no GPU was found."""
+        waits = (
+            uid
+            for uid in self._due.at(context.now)
+            if uid not in self._in_vain and context.state.reservation(uid) is None
+        )
+        return islice(waits, MOST_EXAMINED)
+
+    def _again(self, context: DecisionContext) -> list[str]:
+        """Return the next pods for which no GPU was found; each has its next turn after all the others."""
+        turns: list[str] = []
+        for uid in tuple(self._in_vain):
+            if len(turns) == MOST_AGAIN:
+                break
+            del self._in_vain[uid]
+            waited = context.now - self.since(self._unbound[uid])
+            if context.state.reservation(uid) is None and is_due(waited, self.after_seconds):
+                turns.append(uid)
+        self._in_vain.update(dict.fromkeys(turns))
+        return turns
 
     def _match(self, asked: Iterable[NodeRules], nodes: Mapping[str, NodeView]) -> None:
         """Compute which nodes these rules allow, as many as one call may, and forget all other rules.
@@ -132,7 +164,7 @@ class QueuedPods:
         for rules in asked:
             if rules in self._allowed:
                 found[rules] = self._allowed[rules]
-            elif not rules.is_too_large and (cost := matching_cost(rules, len(nodes))) <= left:
+            elif not _never_match(rules, nodes) and (cost := matching_cost(rules, len(nodes))) <= left:
                 left -= cost
                 found[rules] = {
                     name for name, node in nodes.items() if rules.allow(name, node.labels, node.taints)
@@ -143,6 +175,11 @@ class QueuedPods:
         """Return the nodes that a pod's rules allow; None for all."""
         allowed = self._allowed[pod.rules] if pod.rules is not None else nodes
         return None if len(allowed) == len(nodes) else allowed
+
+
+def _never_match(rules: NodeRules, nodes: Collection[str]) -> bool:
+    """Return whether these rules are too large for this cluster."""
+    return rules.is_too_large or matching_cost(rules, len(nodes)) > MOST_MATCHED
 
 
 def _tell(before: Collection[KeptGpus], after: Collection[KeptGpus]) -> None:

@@ -186,6 +186,20 @@ def test_nothing_is_kept_for_a_pod_that_never_fits(never):
     assert isinstance(decide(young(40), context(state, never)), Placement)
 
 
+@pytest.mark.parametrize("never", [4, 100])
+def test_pods_that_never_fit_are_not_among_those_that_are_examined(never):
+    state = cluster(gpus=8)
+    pods = [waits(f"never{number}", 50, since=NOW - 900, memory_mib=90_000) for number in range(never)]
+    found = context(state, *pods, waits("other", 90))
+    assert [each.pod.name for each in found.kept] == ["default/other"]
+    assert found.in_vain == {each.request.pod_uid for each in pods}
+    # From then on there are a few searches a second, and the caller leaves out those that were in vain.
+    late = waits("late", 90, since=NOW - 200)
+    found = found.at(NOW + 1).keeping([pods[0], waits("other", 90), late], goes_on=True)
+    assert [each.pod.name for each in found.kept] == ["default/other", "default/late"]
+    assert found.in_vain == {"never0"}
+
+
 def test_nothing_is_kept_before_its_time_or_when_it_is_switched_off():
     state = cluster(gpus=1)
     put(state, "a", 60, "g0.0")

@@ -38,6 +38,7 @@ class DecisionContext:
         probation: whether unknown workloads get a GPU to themselves for a while.
         reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         kept: GPUs kept for pods that have waited long.
+        in_vain: uids of the pods for which a GPU to keep was searched and none was found, of those examined last.
     """
 
     state: ClusterState
@@ -47,6 +48,7 @@ class DecisionContext:
     probation: ProbationSettings = NO_PROBATION
     reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
     kept: tuple[KeptGpus, ...] = ()
+    in_vain: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -81,7 +83,8 @@ class DecisionContext:
             goes_on: leave GPUs that are already kept mostly as they are, which is cheaper.
         """
         before = self.kept if goes_on and self.kept else None
-        return replace(self, kept=keep(waiting, self._what_if, self.reserve_after_seconds, before))
+        kept, in_vain = keep(waiting, self._what_if, self.reserve_after_seconds, before)
+        return replace(self, kept=kept, in_vain=in_vain)
 
     @property
     def _what_if(self) -> WhatIf:

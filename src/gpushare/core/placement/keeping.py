@@ -24,7 +24,7 @@ MOST_KEPT_RATIO: Final = 0.25
 MOST_PODS: Final = 16
 """Most pods for which GPUs are kept at once; takes about 10 ms every second for 40,000 GPUs."""
 MOST_EXAMINED: Final = 64
-"""Most pods for which a GPU is searched, including those for which none is found."""
+"""Most pods that are examined, less those for which no GPU is found."""
 MOST_SEARCHES: Final = 4
 """Most searches over all GPUs in one second, if something was kept the second before."""
 TURNS: Final = 8
@@ -90,17 +90,21 @@ def keep(
     what_if: WhatIf,
     after_seconds: float,
     before: Sequence[KeptGpus] | None = None,
-) -> tuple[KeptGpus, ...]:
+) -> tuple[tuple[KeptGpus, ...], frozenset[str]]:
     """Return the GPUs to keep, one place for each pod: highest priority first, then longest waiting.
 
-    A pod that would not even fit an empty GPU gets none, and blocks nobody.
+    A pod that would not even fit an empty GPU gets none, and blocks nobody. With `before` its search is one of the
+    few of this second, so the caller examines it again only after others have had their turn.
 
     Args:
         before: the GPUs kept a second ago. Most places are then only checked again, and a few are searched anew in
             turn, as a search over a large cluster takes a millisecond. None: search all.
+
+    Returns:
+        what is kept, and the uids of the pods for which a GPU was searched in vain.
     """
     if after_seconds <= 0:
-        return ()
+        return (), frozenset()
     due = [
         pod
         for pod in waiting
@@ -109,26 +113,32 @@ def keep(
     search = _Search(what_if, what_if.state.present & what_if.state.healthy)
     most = MOST_KEPT_RATIO * int(search.free.sum())
     found: list[KeptGpus] = []
-    count = 0
+    in_vain: set[str] = set()
+    count = examined = number = 0
     known = {each.pod.request.pod_uid: each for each in before or ()}
-    searches = MOST_SEARCHES if before is not None else MOST_EXAMINED
-    for number, pod in enumerate(sorted(due, key=lambda each: each.request.rank)[:MOST_EXAMINED]):
+    searches = MOST_SEARCHES if before is not None else len(due)
+    for pod in sorted(due, key=lambda each: each.request.rank):
+        if len(found) == MOST_PODS or examined == MOST_EXAMINED:
+            break
+        examined += 1
         if found and count + pod.request.gpu_count > most:
             continue
         kept = None
-        its_turn = number % TURNS == int(what_if.now) % TURNS
-        if pod.request.pod_uid in known and not (its_turn and searches):
-            kept = search.again(pod, known[pod.request.pod_uid])
+        if pod.request.pod_uid in known:
+            its_turn = number % TURNS == int(what_if.now) % TURNS
+            number += 1
+            if not (its_turn and searches):
+                kept = search.again(pod, known[pod.request.pod_uid])
         if kept is None and searches:
             searches -= 1
             kept = search.place(pod)
-        if kept is None:
-            continue
-        found.append(kept)
-        count += len(kept.gpu_uuids)
-        if len(found) == MOST_PODS:
-            break
-    return tuple(found)
+            if kept is None:
+                in_vain.add(pod.request.pod_uid)
+                examined -= 1
+        if kept is not None:
+            found.append(kept)
+            count += len(kept.gpu_uuids)
+    return tuple(found), frozenset(in_vain)
 
 
 @dataclass(slots=True)
