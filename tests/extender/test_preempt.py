@@ -1,7 +1,10 @@
 """preempt: only victims that free the GPU share that is needed."""
 
+import asyncio
+
 import pytest
 
+from gpushare.extender import verbs
 from gpushare.kube import PODS
 
 
@@ -122,3 +125,37 @@ async def test_unknown_nodes_and_bad_pods_get_no_candidates(full):
     full.cluster.make_pod("fine", "0.6", priority=10)
     body = {"Pod": full.cluster.pod("fine"), "NodeNameToMetaVictims": {"nowhere": {"Pods": [{"UID": "x"}]}}}
     assert await full.post("preempt", body) == {"NodeNameToMetaVictims": {}}
+
+
+async def test_all_others_are_served_meanwhile_and_the_answer_comes_in_time(cluster, serve_cluster, monkeypatch):
+    """Each node takes a second; of the nodes that the time does not allow the next question begins."""
+    now, asked, others = [0.0], [], []
+
+    def slow(_request, _context, node, **_more):
+        now[0] += 1.0
+        asked.append(node)
+        return ("victim",) if node != "n1" else ()
+
+    async def beats():
+        while True:
+            others.append(len(asked))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(verbs, "choose_victims", slow)
+    nodes = [f"n{number}" for number in range(9)]
+    for node in nodes:
+        cluster.add_node(node)
+    async with serve_cluster(cluster, clock=lambda: now[0]) as running:
+        cluster.make_pod("new", "0.6", priority=10)
+        body = {
+            "Pod": cluster.pod("new"),
+            "NodeNameToMetaVictims": {node: {"Pods": [{"UID": "x"}]} for node in nodes},
+        }
+        task = asyncio.create_task(beats())
+        answered = (await running.post("preempt", body))["NodeNameToMetaVictims"]
+        task.cancel()
+        assert asked == nodes[:5]
+        assert list(answered) == ["n0", "n2", "n3", "n4"]
+        assert {1, 2, 3, 4} <= set(others)
+        await running.post("preempt", body)
+        assert asked[5:] == [*nodes[5:], "n0"]

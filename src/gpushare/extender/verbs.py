@@ -1,10 +1,12 @@
 """The four verbs and the probes over HTTP: parse, ask the ledger, answer."""
 
+import asyncio
 import logging
 import math
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,6 +25,7 @@ from gpushare.extender.waiting import WaitingPods
 
 _log = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 64 * 2**20  # whole nodes of a large cluster, if nodeCacheCapable is off
+PREEMPT_SECONDS: Final = 5.0  # of the 30 after which kube-scheduler gives up and tries the pod again
 MAX_SCORE: Final = 10  # MaxExtenderPriority
 UNRESOLVABLE: Final = frozenset(
     {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.AGENT_SILENT, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
@@ -62,6 +65,7 @@ class Verbs:
         self._clock = clock
         self.asked_at = -math.inf
         """When kube-scheduler asked last, by `clock`."""
+        self._preempted_after = ""
         self._reader = wire.FilterReader()
         self._texts = NodeTexts(ledger.state)
 
@@ -180,7 +184,16 @@ class Verbs:
             return wire.preempt_result({})
         priorities = self._ledger.priorities()
         chosen: dict[str, wire.Victims] = {}
-        for node, proposed in args.victims.items():
+        until = self._clock() + PREEMPT_SECONDS
+        for number, node in enumerate(self._in_turn(list(args.victims))):
+            if number:
+                await asyncio.sleep(0)  # other pods' questions and the probes must not wait for all nodes
+                if self._clock() >= until or self._not_ready():
+                    _log.warning(
+                        "%s: victims were searched on %d of %d nodes", args.pod.key, number, len(args.victims)
+                    )
+                    break
+            proposed = args.victims[node]
             with self._ledger.others.leaving(node, proposed.pod_uids):
                 uids = choose_victims(
                     request,
@@ -193,7 +206,14 @@ class Verbs:
             if uids:
                 unchanged = uids == tuple(proposed.pod_uids)
                 chosen[node] = proposed if unchanged else wire.Victims(uids, proposed.pdb_violations)
+            self._preempted_after = node
         return wire.preempt_result(chosen)
+
+    def _in_turn(self, nodes: Sequence[str]) -> list[str]:
+        """Return these nodes, those first that come after the last one on which victims were searched."""
+        ordered = sorted(nodes)
+        first = bisect_right(ordered, self._preempted_after)
+        return ordered[first:] + ordered[:first]
 
 
 def _commonest(found: Candidates) -> Reason:
