@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from itertools import chain, combinations
+from typing import Any
 
+import pytest
 from deciding import context_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.core.placement.test_properties import frozen
 
 from gpushare.core.api import Rejection
-from gpushare.core.placement import PlacementRequest, choose_victims
+from gpushare.core.placement import PlacementRequest, choose_victims, preemption
 from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement
@@ -126,3 +128,59 @@ def test_where_lower_pods_of_one_gpu_could_make_room_the_fewest_of_the_lowest_ar
     if victims:
         highest = min(max(priorities[uid] for uid in each) for each in enough)
         assert max(priorities[uid] for uid in victims) == highest
+
+
+def crowded(*tenants_of: int) -> tuple[DecisionContext, dict[str, int]]:
+    """A node whose GPUs have these numbers of tenants of priority 0, the first GPU the oldest."""
+    gpus = tuple(GpuSpec(f"g{number}", "H200", 80_000) for number in range(len(tenants_of)))
+    state, priorities = ClusterState([NodeSpec(NODE, gpus)]), {}
+    for number, count in enumerate(tenants_of):
+        for each in range(count):
+            uid = f"g{number}-{each}"
+            state.reserve(uid, Placement(NODE, (f"g{number}",), 8000), PlacementRequest(uid, 1000 // count))
+            priorities[uid] = 0
+    return context_of(state, BestFit()), priorities
+
+
+@pytest.mark.parametrize("gpu_count", [1, 4])
+def test_victims_of_a_crowded_node_cost_few_decisions(monkeypatch: pytest.MonkeyPatch, gpu_count: int) -> None:
+    """kube-scheduler's are of all GPUs; whole decisions about each GPU and tenant take a third of a second."""
+    context, priorities = crowded(*[10] * 8)
+    decisions = []
+
+    def counted(*args: Any, **more: Any) -> Placement | Rejection:
+        decisions.append(more)
+        return decide(*args, **more)
+
+    monkeypatch.setattr(preemption, "decide", counted)
+    proposed = [f"g{gpu}-{each}" for each in range(10) for gpu in range(8)][: 10 * gpu_count]
+    request = PlacementRequest("new", 1000, gpu_count)
+    found = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=proposed)
+    assert len(found) == 10 * gpu_count
+    assert fits_without(request, context, found)
+    assert len(decisions) <= 2
+
+
+def test_of_several_gpus_those_with_the_fewest_tenants_are_emptied() -> None:
+    context, priorities = crowded(1, 1, 10, 10)
+    proposed = [f"g{gpu}-{each}" for gpu in (2, 3) for each in range(10)][2:]  # 180 of 200 percent
+    request = PlacementRequest("new", 1000, 2)
+    found = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=proposed)
+    assert sorted(found) == ["g0-0", "g1-0"]
+
+
+def test_of_several_gpus_those_with_the_lowest_tenants_are_emptied() -> None:
+    context, priorities = crowded(1, 2, 2, 1)
+    priorities |= {"g0-0": 10, "g3-0": OWN}
+    request = PlacementRequest("new", 1000, 2)
+    found = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=["g0-0", "g1-0"])
+    assert sorted(found) == ["g1-0", "g1-1", "g2-0", "g2-1"]
+
+
+def test_a_pod_on_several_gpus_counts_once() -> None:
+    context, priorities = crowded(1, 1, 0, 0)
+    context.state.reserve("two", Placement(NODE, ("g2", "g3"), 8000), PlacementRequest("two", 1000, 2))
+    priorities["two"] = 0
+    request = PlacementRequest("new", 1000, 2)
+    found = choose_victims(request, context, NODE, priority=OWN, priorities=priorities, proposed=["g0-0"])
+    assert found == ("two",)
