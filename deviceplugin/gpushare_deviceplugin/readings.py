@@ -149,6 +149,8 @@ class Readings:
         record.is_any_unknown = False
         if gate is None or gate.state not in _SERVING or gate.throttle.problem:
             return None
+        if self._state.unreadable.get(uuid) != "":  # or not known yet
+            return None
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
         known = {pod.uid for pod in pods}
         with_clients = {client.pod_uid for client in gate.clients}
@@ -188,11 +190,14 @@ class Readings:
                 until = self._boot() + plan.seconds - _EARLY_SECONDS
                 self._loop.stop(uuid, dict.fromkeys(plan.stopped, until))
                 await self._sleep(SETTLE_SECONDS)
+                settled_at = self._clock()
                 await self._sampler.sample_now(uuid)
                 await self._sleep(max(0.0, until - self._boot() - POLL_SECONDS))
                 if self._boot() < until and _stops(self._throttled(uuid), plan.stopped):
                     sample = await self._sampler.sample_now(uuid)
                     read_at = self._boot()
+                    if sample is not None and (sample.reach_seconds or 0.0) > self._clock() - settled_at:
+                        sample = None  # its window began before the neighbours' work had drained
         finally:
             self._loop.stop(uuid, {})
             self._sampler.release(uuid)

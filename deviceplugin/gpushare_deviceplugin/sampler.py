@@ -29,6 +29,10 @@ NO_SM_ACTIVITY: Final = (
     "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is "
     "learnt of workloads until its list names it (docs/guide/other-gpus.md)"
 )
+LONG_WINDOWS: Final = (
+    "dcgm-exporter's windows are longer than pods may be stopped, so workloads are profiled only while they are "
+    "alone (docs/guide/other-gpus.md)"
+)
 SETTLE_SECONDS: Final = 0.45  # queued work continues for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
 # A gate looks once a second for clients that have ended, and its report is read once a second: signatures are
 # learnt only from samples that are older than this and have the same clients since.
@@ -144,6 +148,7 @@ class Sampler:
         self._fresh: dict[str, list[GpuSample]] = {}
         self._recent: dict[str, _Recent] = {}
         self._tenants: dict[str, tuple[str, ...]] = {}
+        self._unchanged_since: dict[str, float] = {}  # when a GPU's tenants and clients were seen to change last
         self._failures = 0
         self._settling: set[str] = set()
         self._paused: set[str] = set()
@@ -287,6 +292,9 @@ class Sampler:
                 self._state.counts.error(AgentPart.SAMPLING)
             if reading.error or reading.sample is not None or reading.health.health is Health.UNHEALTHY:
                 self._state.set_unmeasured(gpu.uuid, reading.trouble)
+            if reading.sample is not None and reading.sample.counters.as_dict():
+                is_exact = reading.sample.reach_seconds is None
+                self._state.set_unreadable(gpu.uuid, "" if is_exact else LONG_WINDOWS)
             self._on_processes(gpu.uuid, reading.processes, self.gates.get(gpu.uuid))
             self._measure(gpu.uuid, reading)
 
@@ -302,6 +310,7 @@ class Sampler:
         fresh = self._fresh.setdefault(uuid, [])
         if self._tenants.get(uuid) != present:  # a window that spans a change describes neither state
             self._tenants[uuid] = present
+            self._unchanged_since[uuid] = self._clock()
             self._learn(uuid)
             self._conclude_nothing(uuid, gate)
             return
@@ -312,6 +321,9 @@ class Sampler:
             if reading.error or reading.health.health is Health.UNHEALTHY:
                 self._conclude_nothing(uuid, gate)
             return
+        reach = reading.sample.reach_seconds
+        if reach is not None and self._clock() - reach < self._unchanged_since[uuid] + SETTLE_SECONDS:
+            return  # it began before the change, as dcgm-exporter's windows may (docs/adr/0225)
         fresh.append(reading.sample)
         recent = self._recent.setdefault(uuid, _Recent())
         recent.gate = gate

@@ -86,6 +86,7 @@ class NodeState:
         allocations: pod uid -> shares by GPU, from kubelet's PodResources, whose lists can lack a pod for a while
             (`set_allocations`); None until its first answer.
         problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures at present.
+        unreadable: by GPU, why its tenants cannot be read in place, empty if they can; absent until that is known.
         changed: set by every change that matters to the GpuNode, the decisions or kubelet.
     """
 
@@ -97,6 +98,7 @@ class NodeState:
         self.counts = Counts()
         self.problem = ""
         self.unmeasured: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         self._listed: frozenset[str] = frozenset()  # uids that kubelet's last list names
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
         self._reported: set[tuple[str, str]] = set()
@@ -150,6 +152,12 @@ class NodeState:
             del self.unmeasured[uuid]
             _log.info("GPU %s is measured again", uuid, extra={"gpu": uuid})
         self.touch()
+
+    def set_unreadable(self, uuid: str, why: str) -> None:
+        """Record why a GPU's tenants cannot be read in place; empty if they can."""
+        if self.unreadable.get(uuid) != why:
+            self.unreadable[uuid] = why
+            self.touch()
 
     def put_pod(self, pod: ManagedPod) -> None:
         """Record a pod that appeared or changed; a problem with its annotations is logged once.

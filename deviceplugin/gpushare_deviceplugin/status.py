@@ -201,7 +201,8 @@ def conditions_of(
     """Return the conditions of the node's GPUs.
 
     They say whether the driver answers, every GPU gives counters, the model was fitted on their models, and pods
-    can be throttled; the last one is absent until a gate reports it.
+    can be throttled; the last one is absent until a gate reports it. Another one is present only while workloads
+    cannot be read in place, because of the GPUs' counters.
 
     Args:
         fitted_on: the GPU models that interference models were fitted on.
@@ -211,11 +212,14 @@ def conditions_of(
     problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
     throttle = _condition(names.THROTTLE_READY, problem, good="Writable", bad="FreezerUnavailable")
     unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
+    unreadable = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unreadable.items()) if why)
+    readings = _condition(names.READINGS_READY, unreadable, good="ShortWindows", bad="LongWindows")
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
         _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
         _condition("ModelCalibrated", uncalibrated, good="Fitted", bad="FittedElsewhere"),
         *((throttle,) if reports else ()),
+        *((readings,) if unreadable else ()),
     )
 
 

@@ -31,7 +31,7 @@ def profiling_of(
             ends.append(term.until)
         elif (fare := fares.get(pod.uid)) is not None:
             classes = [_class_of(world, uid, settings) for uid in fare.neighbours]
-            if why := why_unread(classes, can_freeze=settings.probation.freezes and fare.can_freeze):
+            if why := why_unread(classes, can_read=settings.probation.freezes and fare.can_read):
                 unread[pod.name] = why
     return ProfilingView(on_probation, unread), min(ends, default=None)
 

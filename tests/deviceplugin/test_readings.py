@@ -143,6 +143,7 @@ class Gpu:
 class Bench:
     def __init__(self, state: NodeState, clock: Clock) -> None:
         self.state, self.clock, self.gpu = state, clock, Gpu(state, clock)
+        state.set_unreadable(GPU_A, "")
         self.profiles = NodeShares()
         self.signatures = Signatures(self.profiles)
         self.classes: dict[str, Terms] = {}

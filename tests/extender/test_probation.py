@@ -215,12 +215,13 @@ def test_a_pod_that_is_gone_leaves_no_closed_gpu(cluster: Cluster) -> None:
     assert cluster.refusals("other") == {}
 
 
-def test_a_node_where_nobody_can_be_stopped_is_none_to_be_read_on() -> None:
+@pytest.mark.parametrize("condition", names.READING_CONDITIONS)
+def test_a_node_where_nobody_can_be_stopped_or_not_for_a_reading_is_none_to_be_read_on(condition: str) -> None:
     cluster = Cluster()
     cluster.make("batch", "batch", "0.3")
     cluster.bind("batch", "n1")
     cluster.make("new-1", "new")
     assert cluster.scores("new-1")["n1"] > cluster.scores("new-1")["n2"]
-    cluster.write("n1", ({"type": names.THROTTLE_READY, "status": "False"},))
+    cluster.write("n1", ({"type": condition, "status": "False"},))
     assert cluster.scores("new-1")["n1"] < cluster.scores("new-1")["n2"]
     assert names.PROBATION_SECONDS in cluster.bind("new-1", "n2")

@@ -24,6 +24,7 @@ BEGAN = 1_795_402_800.0  # 2026-11-23T03:00:00Z
 KEY = ShareKey("shop", "new")
 FREES = {"type": names.THROTTLE_READY, "status": "True"}
 STUCK = {"type": names.THROTTLE_READY, "status": "False"}
+SLOW = {"type": names.READINGS_READY, "status": "False"}  # the counters of GPUs before Hopper
 
 
 def pod(name: str, *, probation: int | None = None, job_class: str = "throughput", started: str = "") -> PodView:
@@ -116,8 +117,9 @@ def test_a_start_that_was_seen_counts_by_the_operators_clock() -> None:
         (None, (FREES,), False, ""),
         ("throughput", (FREES,), True, ""),
         ("throughput", (), True, ""),
-        ("throughput", (STUCK,), True, "where nobody can be stopped for a moment"),
-        ("throughput", (FREES,), False, "where nobody can be stopped for a moment"),
+        ("throughput", (STUCK,), True, "where nobody can be stopped for as long as a reading takes"),
+        ("throughput", (FREES, SLOW), True, "where nobody can be stopped for as long as a reading takes"),
+        ("throughput", (FREES,), False, "where nobody can be stopped for as long as a reading takes"),
         ("latency", (FREES,), True, "beside pods of class latency, which are never stopped"),
     ],
 )

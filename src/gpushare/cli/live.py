@@ -110,7 +110,7 @@ class LiveCluster:
         notes: sentences on what was left out and why.
         settings: the release's settings of decisions.
         shares: every GpuShare.
-        unfreezable: nodes on which no pod can be stopped for a moment.
+        unreadable: nodes on which no workload can be profiled in place.
         waiting: pods for which kube-scheduler found no node, so that a GPU may be kept for them.
         undecided: pods with a share that gpushare did not place.
         silent: by node, the least seconds since its agent's last report; `AGENT_AWAY` if kubelet has no shares of
@@ -127,7 +127,7 @@ class LiveCluster:
     notes: tuple[str, ...] = field(default=())
     settings: Settings = field(default_factory=Settings)
     shares: ShareIndex = field(default_factory=ShareIndex, compare=False)
-    unfreezable: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
     undecided: tuple[UndecidedPod, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
@@ -266,7 +266,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
             ]
             uncounted[placement.node] += len(lost) * request.share_milli // MILLI_PER_PERCENT
         kept.append((request, placement))
-    unfreezable = frozenset(node.name for node in gpunodes if not node.status.can_freeze)
+    unreadable = frozenset(node.name for node in gpunodes if not node.status.can_read)
     return LiveCluster(
         tuple(found),
         tuple(kept),
@@ -274,7 +274,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         tuple(notes),
         settings,
         shares,
-        unfreezable,
+        unreadable,
         tuple(waiting),
         tuple(undecided),
         silent,

@@ -165,8 +165,8 @@ def state_of(cluster: LiveCluster) -> ClusterState:
     state = ClusterState(cluster.nodes, gpu_memory_reserve_mib=cluster.settings.gpu_memory_reserve_mib)
     for uuid in cluster.unhealthy:
         state.set_health(uuid, healthy=False)
-    for node in cluster.unfreezable:
-        state.set_freezing(node, works=False)
+    for node in cluster.unreadable:
+        state.set_reading(node, works=False)
     for node, seconds in cluster.silent.items():
         state.set_silence(node, seconds)
     for request, placement in cluster.pods:

@@ -52,6 +52,10 @@ _EDGE: Final = 1.5  # a window's edges may push a ratio slightly above 1; beyond
 IDLE_RATIO: Final = 0.005
 REPEATS_SECONDS: Final = 35.0
 """Equal figures of a busy GPU within this time are the same reading: the exporter reads every 30 s by default."""
+# DCGM measures once an interval, and the exporter reads it once an interval, at other moments: what is new on its
+# page began up to two of its intervals before the page was made.
+_REACH_INTERVALS: Final = 2
+MOST_REACH_SECONDS: Final = _REACH_INTERVALS * REPEATS_SECONDS
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
@@ -196,11 +200,20 @@ class DcgmReadings:
     """Distinguishes the exporter's new readings of one GPU from those that it repeats until the next one.
 
     A window that was counted twice would be learnt from twice, and the GPU may have other tenants by then.
+
+    Attributes:
+        last_at: when the last new reading was seen.
+        reach_seconds: how long before it was seen the last new reading may have begun, at most.
     """
 
     clock: Callable[[], float]
     last: Counters | None = None
     last_at: float = -math.inf
+    reach_seconds: float = MOST_REACH_SECONDS
+    _asked_at: float = -math.inf
+    _unchanged_at: float = (
+        -math.inf
+    )  # when the page was last asked for before its figures changed to the present ones
 
     def window(self, counters: Counters) -> float | None:
         """Return the seconds that a new reading covers; None for the first one and for repeated ones.
@@ -211,8 +224,14 @@ class DcgmReadings:
         now = self.clock()
         since = now - self.last_at
         busy = any(value > IDLE_RATIO for value in counters.as_dict().values())
+        asked_at, self._asked_at = self._asked_at, now
+        # The former figures were put on the page after `_unchanged_at`, so the interval is no longer than this.
+        interval = now - self._unchanged_at
+        if counters != self.last:
+            self._unchanged_at = asked_at
         if counters == self.last and busy and since < REPEATS_SECONDS:
             return None
         is_first = self.last is None
         self.last, self.last_at = counters, now
+        self.reach_seconds = min(MOST_REACH_SECONDS, _REACH_INTERVALS * interval)
         return None if is_first else min(since, REPEATS_SECONDS)

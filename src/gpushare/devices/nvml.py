@@ -195,7 +195,7 @@ class NvmlDevices:
         if read is None:
             self._clock_of(uuid, handle)  # the clock's window starts with the counters' first one
             return None
-        counters, window_seconds = read
+        counters, window_seconds, reach_seconds = read
         with driver_errors(f"GPU {uuid} cannot be sampled"):
             used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
         utilization, mean_mhz = _utilization(handle), self._clock_of(uuid, handle).mean_mhz()
@@ -203,7 +203,7 @@ class NvmlDevices:
             self._stills[uuid] = self._stills.get(uuid, Standstill()).after(counters, utilization)
             if problem := self._stills[uuid].problem:
                 raise DevicesError(problem, retryable=True)
-        return GpuSample(counters, window_seconds, used_mib, utilization, mean_mhz)
+        return GpuSample(counters, window_seconds, used_mib, utilization, mean_mhz, reach_seconds)
 
     def _clock_of(self, uuid: str, handle: Any) -> SmClock:
         if uuid not in self._clocks:
@@ -218,12 +218,14 @@ class NvmlDevices:
         except KeyError:
             raise DevicesError(f"GPU {uuid} is not on this node", retryable=False) from None
 
-    def _counters(self, uuid: str, handle: Any) -> tuple[Counters, float] | None:
+    def _counters(self, uuid: str, handle: Any) -> tuple[Counters, float, float | None] | None:
+        """Return the counters, and their window's seconds and reach (as in GpuSample)."""
         if uuid not in self._gpm:
             self._gpm[uuid] = self._open_sampler(uuid, handle)
         gpm = self._gpm[uuid]
         if gpm is not None:
-            return gpm.sample()
+            sample = gpm.sample()
+            return None if sample is None else (*sample, None)
         now = self._clock()
         before = self._sampled_at.get(uuid)
         if before is not None and now - before < MIN_WINDOW_SECONDS:
@@ -231,13 +233,12 @@ class NvmlDevices:
         self._sampled_at[uuid] = now
         if before is None:
             return None
-        if self._dcgm is None:
-            return Counters(), now - before
-        counters = self._dcgm.read([uuid]).get(uuid)
+        counters = self._dcgm.read([uuid]).get(uuid) if self._dcgm is not None else None
         if counters is None:
-            return Counters(), now - before
-        window = self._readings.setdefault(uuid, DcgmReadings(self._clock)).window(counters)
-        return None if window is None else (counters, window)
+            return Counters(), now - before, None
+        readings = self._readings.setdefault(uuid, DcgmReadings(self._clock))
+        window = readings.window(counters)
+        return None if window is None else (counters, window, readings.reach_seconds)
 
     def _open_sampler(self, uuid: str, handle: Any) -> GpmSampler | None:
         try:

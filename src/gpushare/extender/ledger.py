@@ -275,7 +275,7 @@ class ShareLedger:
     def _gpunode_is(self, key: str, view: GpuNodeView) -> None:
         before = self._gpunodes.get(key)
         self._gpunodes[key] = view
-        self.state.set_freezing(key, works=view.freezes)
+        self.state.set_reading(key, works=view.reads)
         if before is None or before.gpus != view.gpus:
             self._update_node(key)
             self.on_room()

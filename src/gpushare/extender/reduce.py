@@ -21,7 +21,7 @@ class GpuNodeView:
         unhealthy: UUIDs of unhealthy GPUs.
         allocated: GPUs of the pods allocated on it, by pod uid.
         observed_at: when its agent looked, by the agent's clock; only compared with itself.
-        freezes: whether its tenants can be stopped for a moment, as far as its agent says.
+        reads: whether workloads can be profiled in place there, as far as its agent says.
         idle: uids of pods without a process at MPS, as far as its agent knows, on GPUs where the gate sets caps.
     """
 
@@ -31,7 +31,7 @@ class GpuNodeView:
     allocated: Mapping[str, tuple[str, ...]]
     created_at: str = ""
     observed_at: str = ""
-    freezes: bool = True
+    reads: bool = True
     idle: frozenset[str] = frozenset()
 
 
@@ -75,15 +75,17 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
     created_at = metadata.get("creationTimestamp") or ""
     observed_at = (obj.get("status") or {}).get("observedAt") or ""
     name = intern(metadata["name"])
-    freezes = _can_freeze((obj.get("status") or {}).get("conditions") or ())
+    reads = _can_read((obj.get("status") or {}).get("conditions") or ())
     return GpuNodeView(
-        name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at, freezes, frozenset(idle)
+        name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at, reads, frozenset(idle)
     )
 
 
-def _can_freeze(conditions: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether tenants can be stopped for a moment, as far as a GpuNode's conditions say."""
-    return not any(one.get("type") == names.THROTTLE_READY and one.get("status") == "False" for one in conditions)
+def _can_read(conditions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether workloads can be profiled in place, as far as a GpuNode's conditions say."""
+    return not any(
+        one.get("type") in names.READING_CONDITIONS and one.get("status") == "False" for one in conditions
+    )
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:

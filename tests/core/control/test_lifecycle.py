@@ -454,13 +454,14 @@ def test_a_workload_without_a_profile_says_how_it_stands_with_it() -> None:
     )
 
 
-def test_fares_know_the_neighbours_and_whether_they_can_be_stopped() -> None:
+@pytest.mark.parametrize("condition", names.READING_CONDITIONS)
+def test_fares_know_the_neighbours_and_whether_pods_can_be_read_beside_them(condition: str) -> None:
     gpus = (
         GpuStatus("GPU-1", tenants=(TenantStatus("a"), TenantStatus("b"))),
         GpuStatus("GPU-2", tenants=(TenantStatus("c"), TenantStatus("a"))),
     )
-    stuck = Condition(names.THROTTLE_READY, ConditionStatus.FALSE)
+    stuck = Condition(condition, ConditionStatus.FALSE)
     fares = fares_of([GpuNodeStatus(gpus=gpus, conditions=(stuck,))])
     assert {uid: fare.neighbours for uid, fare in fares.items()} == {"a": ("b", "c"), "b": ("a",), "c": ("a",)}
-    assert not any(fare.can_freeze for fare in fares.values())
-    assert all(fare.can_freeze for fare in fares_of([GpuNodeStatus(gpus=gpus)]).values())
+    assert not any(fare.can_read for fare in fares.values())
+    assert all(fare.can_read for fare in fares_of([GpuNodeStatus(gpus=gpus)]).values())

@@ -121,7 +121,7 @@ def test_it_is_read_in_place_beside_pods_that_can_be_stopped():
     cluster.put_at(1, THROUGHPUT, 10)
     decided = cluster.put("new")
     assert (decided.gpu_uuids, decided.probation) == (("g1",), None)
-    cluster.state.set_freezing("n1", works=False)
+    cluster.state.set_reading("n1", works=False)
     decided = cluster.put("newer")
     assert decided.gpu_uuids == ("g2",)
     assert decided.probation is not None

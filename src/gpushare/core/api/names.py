@@ -45,6 +45,10 @@ ROOM_SINCE: Final = f"{GROUP}/room-since"
 
 THROTTLE_READY: Final = "ThrottleReady"
 """Condition of a GpuNode: whether its tenants can be stopped for a moment (throttled)."""
+READINGS_READY: Final = "ReadingsReady"
+"""Condition of a GpuNode, only present while False: counters' windows are longer than tenants may be stopped."""
+READING_CONDITIONS: Final = (THROTTLE_READY, READINGS_READY)
+"""Conditions of a GpuNode of which none may be False for workloads to be profiled in place, beside others."""
 
 MANAGED_LABEL: Final = f"{GROUP}/managed"
 """Label "true" on each pod that shares GPUs, set by admission, so that watches can select these pods."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from gpushare.core.api.learned import LearnedEffect
 from gpushare.core.api.meta import Condition, ConditionStatus, LabelSelector, OwnerReference
-from gpushare.core.api.names import API_VERSION, THROTTLE_READY
+from gpushare.core.api.names import API_VERSION, READING_CONDITIONS
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
@@ -508,10 +508,10 @@ class GpuNodeStatus:
     )
 
     @property
-    def can_freeze(self) -> bool:
-        """Return whether tenants can be stopped for a moment, as far as is known."""
+    def can_read(self) -> bool:
+        """Return whether workloads can be profiled in place, beside others, as far as is known."""
         return not any(
-            one.type == THROTTLE_READY and one.status is ConditionStatus.FALSE for one in self.conditions
+            one.type in READING_CONDITIONS and one.status is ConditionStatus.FALSE for one in self.conditions
         )
 
     @classmethod

@@ -71,7 +71,7 @@ class Fares:
         trouble: what is wrong with it.
         is_silent: its node's agent is silent, so nothing else is known.
         neighbours: uids of the other pods on its GPUs, sorted.
-        can_freeze: whether pods on its GPUs can be stopped for a moment, as far as the agent says.
+        can_read: whether workloads can be profiled in place on its node, as far as the agent says.
         promise_ratio: the progress that the agent keeps for it.
         gpu_model: of its GPU; "" if unknown.
     """
@@ -85,7 +85,7 @@ class Fares:
     trouble: TenantTrouble | None = None
     is_silent: bool = False
     neighbours: tuple[str, ...] = ()
-    can_freeze: bool = True
+    can_read: bool = True
     promise_ratio: float | None = None
     gpu_model: str = ""
 
@@ -256,7 +256,7 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     tenants: dict[str, list[TenantStatus]] = {}
     models: dict[str, str] = {}
     beside: dict[str, set[str]] = {}
-    unfreezable: set[str] = set()
+    unreadable: set[str] = set()
     for node in nodes:
         for gpu in node.gpus:
             uids = {tenant.pod_uid for tenant in gpu.tenants}
@@ -264,13 +264,13 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
                 tenants.setdefault(tenant.pod_uid, []).append(tenant)
                 models[tenant.pod_uid] = gpu.model or ""
                 beside.setdefault(tenant.pod_uid, set()).update(uids - {tenant.pod_uid})
-            if not node.can_freeze:
-                unfreezable |= uids
+            if not node.can_read:
+                unreadable |= uids
     return {
         uid: replace(
             _fares(of_pod),
             neighbours=tuple(sorted(beside[uid])),
-            can_freeze=uid not in unfreezable,
+            can_read=uid not in unreadable,
             gpu_model=models[uid],
         )
         for uid, of_pod in tenants.items()

@@ -60,6 +60,8 @@ class GpuSample:
         memory_used_mib: device memory in use at its end.
         gpu_utilization_ratio: NVML's utilisation, 0 to 1; None if unknown.
         sm_clock_mhz: mean SM clock over the window; None if unknown.
+        reach_seconds: how long before its end the window may have begun, at most, if its source measures at times
+            of its own (docs/adr/0225); None: it began at the previous reading.
     """
 
     counters: Counters
@@ -67,6 +69,7 @@ class GpuSample:
     memory_used_mib: int
     gpu_utilization_ratio: float | None
     sm_clock_mhz: float | None = None
+    reach_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

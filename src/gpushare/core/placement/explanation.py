@@ -290,9 +290,9 @@ def _profiling(
         has = "has" if is_placed else "would have"
         return f"It {has} its GPU to itself until {until} at the latest, while its workload's profile is taken."
     at = context.state.gpu_at(place.gpu_uuids[0])
-    freezes = context.probation.freezes and at is not None and not context.state.unfreezable[at[0]]
+    can_read = context.probation.freezes and at is not None and not context.state.unreadable[at[0]]
     classes = [each.job_class for each in context.state.tenants(place.gpu_uuids[0])]
-    why = why_unread(classes, can_freeze=freezes)
+    why = why_unread(classes, can_read=can_read)
     if not why:
         return ""
     runs = "runs" if is_placed else "would run"

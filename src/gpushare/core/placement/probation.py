@@ -1,7 +1,8 @@
 """Probation: a pod whose workload is unknown and could not be profiled in place gets a GPU to itself for a while.
 
 In place, a workload is profiled while its neighbours are stopped for a moment (docs/design.md 4). Pods of class
-latency are never stopped, and without freezing no pod is. There a pod prefers an empty GPU, which is then closed
+latency are never stopped, without freezing no pod is, and on GPUs before Hopper none for as long as their counters
+take (docs/adr/0225). There a pod prefers an empty GPU, which is then closed
 for others until its workload is profiled or the window ends. A workload has at most one such pod, a namespace one
 at a time (its users choose workload names), and the cluster `most`. Other pods go where they fit, with their
 shares as caps.
@@ -169,7 +170,7 @@ class Probationary:
         if self._seeks:
             is_empty = state.clients.take(rows, 1) == 0
             if self._settings.freezes:
-                stops = (state.latency.take(rows, 1) == 0) & ~state.unfreezable.take(rows)
+                stops = (state.latency.take(rows, 1) == 0) & ~state.unreadable.take(rows)
                 yield gpus & ~is_empty & stops
             yield gpus & is_empty
         yield gpus
@@ -211,7 +212,7 @@ def on_probation(
     seeks = (
         request.unprofiled is not None
         and len(closed) < settings.most
-        and (not settings.freezes or state.latency_count > 0 or bool(np.count_nonzero(state.unfreezable)))
+        and (not settings.freezes or state.latency_count > 0 or bool(np.count_nonzero(state.unreadable)))
         and not state.closed_gpus.has_one_of(request.unprofiled.workloads)
         and not any(each.closed.term.namespace == request.unprofiled.namespace != "" for each in closed)
     )
@@ -227,17 +228,17 @@ def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> in
     return round(max(settings.seconds, min(settings.longest_seconds, needed)))
 
 
-def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> str:
+def why_unread(neighbours: Iterable[JobClass | None], *, can_read: bool) -> str:
     """Return why a pod cannot be profiled in place beside its neighbours; empty if it can, or has none.
 
     Args:
         neighbours: their classes; None if unknown.
-        can_freeze: whether throughput pods can be stopped for a moment there.
+        can_read: whether throughput pods can be stopped there for as long as a reading takes.
     """
     classes = list(neighbours)
     if JobClass.LATENCY in classes:
         return "beside pods of class latency, which are never stopped"
-    return "where nobody can be stopped for a moment" if classes and not can_freeze else ""
+    return "where nobody can be stopped for as long as a reading takes" if classes and not can_read else ""
 
 
 def clock_time(moment: float) -> str:

@@ -83,7 +83,7 @@ class ClusterState:
     isolated tenant); `model_ids` int64 (-1 if absent).
     Arrays of shape (rows,): `alive` bool; `cpu_free_milli`, `node_memory_free_mib` int64 (UNLIMITED if not
     counted); `gpu_counts` int64; `silent_seconds` int64 (how long the node's agent has been silent at least, 0
-    while it reports); `unfreezable` bool (no tenant can be stopped there).
+    while it reports); `unreadable` bool (no workload can be profiled in place there).
     `kinds` int64 of shape (1 + MAX_GPUS_PER_POD, rows): number of pods by requested GPUs, fractions on line 0.
     Policies read the arrays; only the methods here write them.
     """
@@ -124,7 +124,7 @@ class ClusterState:
         """Number of tenants of class latency, counted per GPU."""
         self.closed_gpus = ClosedGpus()
         """GPUs that one pod has to itself while its workload is on probation."""
-        self._unfreezable: set[str] = set()
+        self._unreadable: set[str] = set()
         self.tracks_memory = False
         """Whether any GPU's memory is known."""
         self.large_memory_count = 0
@@ -161,7 +161,7 @@ class ClusterState:
         self.cpu_free_milli[row] -= other_cpu_milli
         self.node_memory_free_mib[row] -= other_memory_mib
         self.silent_seconds[row] = self._silent_seconds.get(spec.name, 0)
-        self.unfreezable[row] = spec.name in self._unfreezable
+        self.unreadable[row] = spec.name in self._unreadable
         for slot, gpu in enumerate(spec.gpus):
             self._gpu_at[gpu.uuid] = (row, slot)
             usable = max(0, (gpu.memory_mib or 0) - self.gpu_memory_reserve_mib)
@@ -234,12 +234,12 @@ class ClusterState:
             self.healthy[slot, row] = uuid not in self._unhealthy and not seconds
         self._touch(row)
 
-    def set_freezing(self, node: str, *, works: bool) -> None:
-        """Set whether tenants of a node can be stopped for a moment; also remembered for an unknown node."""
-        (self._unfreezable.discard if works else self._unfreezable.add)(node)
+    def set_reading(self, node: str, *, works: bool) -> None:
+        """Set whether workloads can be profiled in place on a node; also remembered for an unknown node."""
+        (self._unreadable.discard if works else self._unreadable.add)(node)
         row = self._rows.get(node)
-        if row is not None and bool(self.unfreezable[row]) == works:
-            self.unfreezable[row] = not works
+        if row is not None and bool(self.unreadable[row]) == works:
+            self.unreadable[row] = not works
             self._touch(row)
 
     def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
@@ -438,7 +438,7 @@ class ClusterState:
         self.node_memory_free_mib: IntArray = np.zeros(rows, np.int64)
         self.gpu_counts: IntArray = np.zeros(rows, np.int64)
         self.silent_seconds: IntArray = np.zeros(rows, np.int64)
-        self.unfreezable: BoolArray = np.zeros(rows, bool)
+        self.unreadable: BoolArray = np.zeros(rows, bool)
         self.kinds: IntArray = np.zeros((1 + MAX_GPUS_PER_POD, rows), np.int64)
 
     _ARRAYS = (
@@ -457,7 +457,7 @@ class ClusterState:
         "node_memory_free_mib",
         "gpu_counts",
         "silent_seconds",
-        "unfreezable",
+        "unreadable",
     )
 
     def _claim_row(self, gpus: int) -> int:
