@@ -29,6 +29,7 @@ class SharedProfile:
         job_class, max_slowdown: from its spec; None if absent.
         is_profiled: whether its workload may be profiled at all (`profile.mode` is not Off).
         partly_listed: the GpuShare, without its status, if that may not list all of its pods.
+        window_seconds: how long it is to be measured alone, from its spec; None if absent.
     """
 
     pod_uids: frozenset[str]
@@ -39,6 +40,7 @@ class SharedProfile:
     max_slowdown: float | None = None
     is_profiled: bool = True
     partly_listed: GpuShare | None = None
+    window_seconds: float | None = None
 
 
 NodeShares = PlacedShares[SharedProfile]
@@ -85,6 +87,7 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
         max_slowdown=spec.max_slowdown,
         is_profiled=spec.profile is None or spec.profile.mode is not ProfileMode.OFF,
         partly_listed=None if status.lists_all_pods else GpuShare.from_object({**obj, "status": None}),
+        window_seconds=spec.profile.window_seconds if spec.profile is not None else None,
     )
 
 

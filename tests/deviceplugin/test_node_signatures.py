@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from tests.deviceplugin.fakes import make_pod
 
-from gpushare.core.api import WorkloadSignature
-from gpushare.core.control import SoloSignature, grown_curve
+from gpushare.core.api import GpuShareSpec, PhaseReading, WorkloadSignature, from_json
+from gpushare.core.control import SoloSignature, grown_curve, taken
 from gpushare.core.control.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.node_signatures import Signatures
 from gpushare_deviceplugin.sampler import WINDOWS
-from gpushare_deviceplugin.shares import NodeShares, SharedProfile
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, reduce_gpushare
 
 H200 = "NVIDIA H200"
 BUSY = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2)
@@ -359,3 +359,61 @@ def test_a_kept_signature_of_a_start_gives_way_at_once_and_never_comes_back() ->
     assert diluted.gives_way(signature(0.7, 240.0))
     kept = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(diluted.as_counters()), diluted)
     assert close(learnt(Signatures(NodeShares({"shop/a": kept})), [0.0] * 8 + [1.0] * 12)[-1])
+
+
+def shared(window_seconds: int | None) -> NodeShares:
+    """The GpuShare of pod "a", without a profile yet."""
+    spec = {} if window_seconds is None else {"profile": {"windowSeconds": window_seconds}}
+    status = {"placements": [{"podUid": "uid-a", "pod": "a"}]}
+    found = reduce_gpushare({"spec": spec, "status": status})
+    assert found is not None
+    shares = NodeShares()
+    shares["shop/a"] = found
+    return shares
+
+
+@pytest.mark.parametrize("wanted", [None, 60, 130, 300, 3600])
+def test_a_profile_is_taken_once_its_window_is_as_long_as_the_gpushare_asks(wanted: int | None) -> None:
+    """A window of 125 s was the longest: a GpuShare that asked for more never had a profile."""
+    signatures, pod = Signatures(shared(wanted)), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    spec = from_json(GpuShareSpec, {} if wanted is None else {"profile": {"windowSeconds": wanted}})
+    taken_at = 0
+    for second in range(5, 3700, 5):
+        signatures.learn(pod, H200, GpuSample(BUSY, 5.0, 2000, 0.9))
+        news = signatures.news(pod, H200)
+        if news is not None and taken(None, [news], spec, is_one_kind=True, now="") is not None:
+            taken_at = second
+            assert (news.reading, close(news)) == (PhaseReading.ALONE, True)
+            break
+    assert taken_at == (wanted or 10)
+
+
+def test_a_longer_window_is_the_mean_over_all_of_it() -> None:
+    signatures, pod = Signatures(shared(1200)), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    for ratio in (0.9, 1.1):
+        for _ in range(120):
+            signatures.learn(pod, H200, GpuSample(scaled(ratio), 5.0, 2000, 0.9))
+    news = signatures.news(pod, H200)
+    assert news is not None
+    assert (news.window_seconds, close(news)) == (1200.0, True)
+
+
+def test_a_profile_that_is_read_in_place_waits_for_no_window_and_gives_way_to_one_alone() -> None:
+    signatures, pod = Signatures(shared(30)), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    spec = from_json(GpuShareSpec, {"profile": {"windowSeconds": 30}})
+    for _ in range(2):
+        signatures.learn(pod, H200, GpuSample(BUSY, 0.6, 2000, 0.9), is_reading=True)
+    news = signatures.news(pod, H200)
+    assert news is not None
+    in_place = taken(None, [news], spec, is_one_kind=True, now="")
+    assert in_place is not None
+    assert (in_place.reading, in_place.window_seconds) == (PhaseReading.IN_PLACE, 1.0)
+    kept = in_place
+    for second in range(5, 40, 5):
+        signatures.learn(pod, H200, GpuSample(BUSY, 5.0, 2000, 0.9))
+        alone = signatures.news(pod, H200)
+        assert alone is not None
+        assert alone.reading is PhaseReading.ALONE
+        found = taken(kept, [alone], spec, is_one_kind=True, now="")
+        assert found is not None
+        assert (found.reading is PhaseReading.ALONE) == (second >= 30)

@@ -102,6 +102,7 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
             f"its neighbour was stopped for {most:.1f} s of a minute"
         )
     assert in_place["threadPercentage"] == 40, "under its cap, beside the other one"
+    assert in_place["reading"] == "InPlace"
     assert in_place["windowSeconds"] < 5, "a few readings of about a second, not a window alone"
     assert in_place["counters"]["dram_bw_util"] > alone["counters"]["dram_bw_util"]
 

@@ -101,6 +101,7 @@ class ProfileOnNode:
     gpu_model: str
     signature: SoloSignature | None
     kept: WorkloadSignature | None
+    window_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -106,6 +106,11 @@ def test_no_profile_is_taken(spec, seen):
     assert (after.profile, after.recommended_fraction) == (None, None)
 
 
+def test_it_is_told_for_how_long_the_workload_has_to_run_alone():
+    told = {c.type: c.message for c in status(gpushare(profile={"windowSeconds": 300}), [pod()]).conditions}
+    assert told[PROFILED].startswith("taken once a pod of it runs alone on a GPU for 300 s, or")
+
+
 def test_a_better_look_replaces_a_short_one_and_another_gpu_model_does_not():
     share = replace(gpushare(), status=status(gpushare(), [pod()], signature("resnet50-train", seconds=5.0)))
     heavy = "montecarlo-fp32"

@@ -86,7 +86,7 @@ class ProfileSpec:
         default=None,
     )
     window_seconds: int | None = described(
-        "How long the workload runs alone in probation.", default=None, minimum=1, maximum=3600
+        "How long it runs alone for a profile, in probation too.", default=None, minimum=1, maximum=3600
     )
 
 

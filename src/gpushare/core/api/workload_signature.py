@@ -38,7 +38,7 @@ class CapPoint:
 
 
 class PhaseReading(StrEnum):
-    """Way the signature of a phase was measured."""
+    """Way a signature was measured."""
 
     ALONE = "Alone"
     IN_PLACE = "InPlace"  # beside neighbours that were stopped for a moment
@@ -145,6 +145,11 @@ class WorkloadSignature:
         default=(),
         maxItems=MOST_OTHER_PHASES,
         **ATOMIC_LIST,
+    )
+    reading: PhaseReading | None = described(
+        "Alone: the pod was the only one on its GPU; InPlace: its neighbours were stopped for a moment, so that "
+        "profile.windowSeconds does not count. Absent: not known.",
+        default=None,
     )
 
     @property

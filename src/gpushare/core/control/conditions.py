@@ -81,14 +81,14 @@ def profiled(
         return Condition(
             PROFILED, ConditionStatus.FALSE, "OnProbation", f"{_named(pods, '; ')}: it is taken meanwhile"
         )
+    asked = spec.profile.window_seconds if spec.profile is not None else None
+    long = f"{asked} s" if asked else "some seconds"
     if profiling is not None and profiling.unread:
         pods = [f"{pod} runs under its share as cap {why}" for pod, why in _sorted(profiling.unread)]
-        message = (
-            f"not profiled: {_named(pods, '; ')}; it is taken once a pod of it is alone on a GPU for some seconds"
-        )
+        message = f"not profiled: {_named(pods, '; ')}; it is taken once a pod of it is alone on a GPU for {long}"
         return Condition(PROFILED, ConditionStatus.FALSE, "UnderItsShare", message)
     message = (
-        "taken once a pod of it runs alone on a GPU for some seconds, or beside throughput pods that can be "
+        f"taken once a pod of it runs alone on a GPU for {long}, or beside throughput pods that can be "
         "stopped for a moment; until then it may count on its share over maxSlowdown, and its share is its cap "
         "(class latency has none)"
     )

@@ -2,15 +2,28 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
-from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
+from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, WorkloadPhase, WorkloadSignature
 from gpushare.core.backoff import Backoff
 from gpushare.core.control.sharing import KeptProfile, ProfilesOf, ReadPod, SoloSignature
 from gpushare.core.control.signatures import grown_curve, merged_phases
-from gpushare.core.gpu import COUNTERS, Counters, GpuSample
-from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
+from gpushare.core.control.solo_use import (
+    DIGITS,
+    IDLE_RATIO,
+    LIGHT_READINGS,
+    MEMORY_SECONDS,
+    MIN_READINGS,
+    MIN_SECONDS,
+    OtherPhase,
+    SoloUse,
+    fits,
+    on_the_wire,
+    solo_of,
+)
+from gpushare.core.gpu import Counters, GpuSample
+from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads
 
 __all__ = [
     "DOUBT_READINGS",
@@ -24,15 +37,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 _Key = tuple[str, str]  # workload and GPU model
-MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
-MIN_READINGS: Final = 2  # with its neighbours stopped, each the settled end of about a second
-MIN_READING_SECONDS: Final = 1.0
-MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
-DIGITS: Final = 4  # of a counter on the wire
-IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
-LIGHT_READINGS: Final = 6  # that show so little use, until a program counts as one that uses no more
-START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
-PHASE_SECONDS: Final = 10.0  # of other work than the signature knows of, until it counts as a phase of the program
 DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
 # The usual one among them; of the others the one that was not seen for longest is forgotten.
 MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
@@ -49,155 +53,17 @@ def _tell_nobody(pod: ReadPod, what: str) -> None:
     """Ignore what a workload was seen to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SoloUse:
-    """A workload's average use while alone.
-
-    Attributes:
-        pod_uid: the pod observed last.
-        start_seconds: seconds of this pod left out because they look like its start; None once it works.
-        may_hold_start: whether it is a single window, whose first part may be the start.
-        readings: number of windows in which its neighbours were stopped.
-        sm_clock_mhz: mean SM clock; None: not known for all of it.
-    """
-
-    counters: Counters
-    seconds: float
-    pod_uid: str
-    start_seconds: float | None = None
-    may_hold_start: bool = False
-    readings: int = 0
-    sm_clock_mhz: float | None = None
-
-    @property
-    def is_signature(self) -> bool:
-        """Return whether it shows a program that works, for long enough."""
-        is_read = self.readings >= MIN_READINGS and self.seconds >= MIN_READING_SECONDS
-        is_long = self.seconds >= MIN_SECONDS or is_read
-        return is_long and not self.may_hold_start and not self._is_idle
-
-    @property
-    def is_light(self) -> bool:
-        """Return whether use was almost zero for longer than a start; this node then accepts it as signature."""
-        is_long = self.seconds >= START_SECONDS or self.readings >= LIGHT_READINGS
-        return is_long and not self.may_hold_start and self._is_idle
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.counters.activity_ratio() < IDLE_RATIO
-
-    def next(self, pod_uid: str, sample: GpuSample, readings: int = 0) -> "_SoloUse":
-        """Return the average with one more window.
-
-        Args:
-            readings: 1 for a window in which neighbours were stopped.
-        """
-        skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
-        counters, seconds, clock = sample.counters, sample.window_seconds, sample.sm_clock_mhz
-        if counters.is_far_more_active(self.counters):
-            return _SoloUse(counters, seconds, pod_uid, may_hold_start=True, readings=readings, sm_clock_mhz=clock)
-        if self.may_hold_start and counters.activity_ratio() > self.counters.activity_ratio():
-            return _SoloUse(counters, seconds, pod_uid, readings=readings, sm_clock_mhz=clock)
-        if skipped is not None and skipped < START_SECONDS:
-            if self.counters.is_far_more_active(counters):
-                return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
-            if skipped and counters.activity_ratio() < self.counters.activity_ratio():
-                return replace(self, pod_uid=pod_uid, start_seconds=None)  # it may contain the end of the start
-        total = min(MEMORY_SECONDS, self.seconds) + seconds
-        weight = seconds / total
-        means = {
-            name: new if (old := getattr(self.counters, name)) is None else old + weight * (new - old)
-            for name in COUNTERS
-            if (new := getattr(counters, name)) is not None
-        }
-        if self.seconds and self.sm_clock_mhz is not None and clock is not None:
-            clock = self.sm_clock_mhz + weight * (clock - self.sm_clock_mhz)
-        elif self.seconds:
-            clock = None
-        return _SoloUse(Counters(**means), total, pod_uid, readings=self.readings + readings, sm_clock_mhz=clock)
-
-
-@dataclass(frozen=True, slots=True)
-class _OtherPhase:
-    """Other work of a program than its signature describes, observed under one cap.
-
-    Attributes:
-        lasted_seconds: seconds it was observed since the usual work was.
-        all_seconds: total seconds it was observed.
-        cap_curve: its progress under caps, from its GpuShare.
-    """
-
-    cap: int
-    seen: _SoloUse
-    lasted_seconds: float = 0.0
-    all_seconds: float = 0.0
-    cap_curve: Mapping[int, float] = field(default_factory=dict)
-
-    @classmethod
-    def read_back(cls, kept: WorkloadPhase) -> "_OtherPhase":
-        """Rebuild a phase, as observed under its cap, from a GpuShare."""
-        cap = kept.thread_percentage or 100
-        curve = {point.thread_percentage: point.progress_ratio for point in kept.cap_curve}
-        seen = kept.as_signature("").seen_counters()
-        readings = MIN_READINGS if kept.reading is PhaseReading.IN_PLACE else 0
-        window = kept.window_seconds or 0.0
-        read = _SoloUse(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz)
-        return cls(cap, read, cap_curve=curve)
-
-    def published(self, total_seconds: float) -> WorkloadPhase:
-        """Return it for the workload's GpuShare.
-
-        Args:
-            total_seconds: total seconds the workload was observed.
-        """
-        counters, progress = at_full_threads(self.seen.counters, self.cap / 100)
-        return WorkloadPhase(
-            _on_the_wire(counters),
-            round(self.all_seconds / total_seconds, 2) if self.all_seconds else None,
-            PhaseReading.IN_PLACE if self.seen.readings else PhaseReading.ALONE,
-            None if self.cap == 100 else self.cap,
-            () if self.cap == 100 else (CapPoint(self.cap, round(progress, DIGITS)),),
-            float(int(self.seen.seconds)),
-            round(self.seen.sm_clock_mhz, 1) if self.seen.sm_clock_mhz else None,
-        )
-
-    def fits(self, cap: int, sample: GpuSample) -> bool:
-        """Return whether a window under a cap shows this work."""
-        return cap == self.cap and _fits(self.seen.counters, self.seen.sm_clock_mhz, sample, BAD_FIT)
-
-    @property
-    def lasts(self) -> bool:
-        """Return whether it was observed for long enough to count as a phase."""
-        return self.seen.is_signature and (
-            self.seen.seconds >= PHASE_SECONDS or self.seen.readings >= MIN_READINGS
-        )
-
-    @property
-    def signature(self) -> SoloSignature:
-        """Return its signature with all threads."""
-        solo = _solo(self.cap, self.seen)
-        return replace(solo, cap_curve={**solo.cap_curve, **self.cap_curve})
-
-
-def _fits(signature: Counters, taken_mhz: float | None, sample: GpuSample, bar: float) -> bool:
-    missed = shape_misfit(signature, sample.counters, taken_mhz, sample.sm_clock_mhz)
-    return missed is None or missed <= bar
-
-
-def _on_the_wire(counters: Counters) -> dict[str, float]:
-    return {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
-
-
-def _as_told(gpu_model: str, cap: int, seen: _SoloUse, revision: int | None) -> WorkloadSignature:
+def _as_told(gpu_model: str, cap: int, seen: SoloUse, revision: int | None) -> WorkloadSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return WorkloadSignature(
         gpu_model,
-        _on_the_wire(counters),
+        on_the_wire(counters),
         cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
         window_seconds=float(int(seen.seconds)),
         thread_percentage=None if cap == 100 else cap,
         sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
         revision=revision or None,
+        reading=seen.reading,
     )
 
 
@@ -212,14 +78,9 @@ def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
     return is_more and grown_curve(kept, [found]) != kept.cap_curve
 
 
-def _is_new_point(kept: WorkloadSignature, cap: int, seen: _SoloUse) -> bool:
+def _is_new_point(kept: WorkloadSignature, cap: int, seen: SoloUse) -> bool:
     is_known = _is_near(cap, (kept.cap, *(point.thread_percentage for point in kept.cap_curve)))
     return cap < kept.cap and seen.is_signature and not is_known
-
-
-def _solo(cap: int, seen: _SoloUse) -> SoloSignature:
-    counters, progress = at_full_threads(seen.counters, cap / 100)
-    return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
 
 
 class NodeSignatures:
@@ -233,9 +94,9 @@ class NodeSignatures:
     def __init__(self, profiles_of: ProfilesOf, tell: Callable[[ReadPod, str], None] = _tell_nobody) -> None:
         self._profiles_at = profiles_of
         self._tell = tell
-        self._seen: dict[_Key, dict[int, _SoloUse]] = {}  # then by cap
-        self._phases: dict[_Key, tuple[_OtherPhase, ...]] = {}  # besides the signature, the one seen last first
-        self._candidates: dict[_Key, _OtherPhase] = {}
+        self._seen: dict[_Key, dict[int, SoloUse]] = {}  # then by cap
+        self._phases: dict[_Key, tuple[OtherPhase, ...]] = {}  # besides the signature, the one seen last first
+        self._candidates: dict[_Key, OtherPhase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
         self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
         self._read: dict[
@@ -261,7 +122,7 @@ class NodeSignatures:
             light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
             return SoloSignature(light[0].counters, {}, sm_clock_mhz=light[0].sm_clock_mhz) if light else None
         curve = {p.thread_percentage: p.progress_ratio for p in self._found(pod, gpu_model, *found).cap_curve}
-        return replace(_solo(*found), cap_curve=curve)
+        return replace(solo_of(*found), cap_curve=curve)
 
     def lacks(self, pod: ReadPod, gpu_model: str, cap: int) -> bool:
         """Return whether a known workload was never observed near a cap: its progress there is extrapolated.
@@ -356,7 +217,7 @@ class NodeSignatures:
     def _read_back(self, key: _Key, phases: tuple[WorkloadPhase, ...]) -> None:
         """Add a GpuShare's phases to those observed here, as far as there is room."""
         own = self._phases.get(key, ())
-        for each in map(_OtherPhase.read_back, phases):
+        for each in map(OtherPhase.read_back, phases):
             shown = GpuSample(each.seen.counters, each.seen.seconds, 0, None, each.seen.sm_clock_mhz)
             if len(own) < MAX_PHASES - 1 and not any(phase.fits(each.cap, shown) for phase in own):
                 own = (*own, each)
@@ -386,7 +247,7 @@ class NodeSignatures:
             return replace(found, phases=merged_phases(found, self._published(key)))
         return self._phase_news(key, kept, found)
 
-    def _found(self, pod: ReadPod, gpu_model: str, cap: int, seen: _SoloUse) -> WorkloadSignature:
+    def _found(self, pod: ReadPod, gpu_model: str, cap: int, seen: SoloUse) -> WorkloadSignature:
         """Return the signature observed under a cap; its cap curve has the progress observed under other caps."""
         revision = self._revisions.get((pod.workload, gpu_model))
         found = _as_told(gpu_model, cap, seen, revision)
@@ -464,12 +325,12 @@ class NodeSignatures:
             _trim(self._curves)
         return replace(kept.signature, cap_curve=curve)
 
-    def _best(self, pod: ReadPod, gpu_model: str) -> tuple[int, _SoloUse] | None:
+    def _best(self, pod: ReadPod, gpu_model: str) -> tuple[int, SoloUse] | None:
         """Return the highest observed cap, with the use under it."""
         by_cap = self._caps_of(pod, gpu_model)
         return max(((cap, seen) for cap, seen in by_cap.items() if seen.is_signature), default=None, key=_cap)
 
-    def _caps_of(self, pod: ReadPod, gpu_model: str) -> Mapping[int, _SoloUse]:
+    def _caps_of(self, pod: ReadPod, gpu_model: str) -> Mapping[int, SoloUse]:
         return self._seen.get((pod.workload, gpu_model), {})
 
     def learn(
@@ -495,8 +356,9 @@ class NodeSignatures:
         self.saw(pod, gpu_model, 0, sample.window_seconds)
         self._candidates.pop(key, None)
         by_cap = self._seen.pop(key, {})
-        before = by_cap.get(cap) or _SoloUse(Counters(), 0.0, pod.uid)
-        self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading))}
+        before = by_cap.get(cap) or SoloUse(Counters(), 0.0, pod.uid)
+        memory = max(MEMORY_SECONDS, *(each.window_seconds or 0.0 for each in self._profiles_of(pod)), 0.0)
+        self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading), memory)}
         _trim(self._seen)
 
     def _settle(self, key: _Key, *, is_other: bool, is_reading: bool) -> None:
@@ -519,7 +381,7 @@ class NodeSignatures:
             known, mhz, bar = usual.signature.counters, usual.signature.sm_clock_mhz, FAR_FIT
         else:
             return False
-        return not sample.counters.is_far_more_active(known) and not _fits(known, mhz, sample, bar)
+        return not sample.counters.is_far_more_active(known) and not fits(known, mhz, sample, bar)
 
     def _learn_phase(self, key: _Key, pod: ReadPod, sample: GpuSample, cap: int, readings: int) -> bool:
         """Learn from a window of other work; return whether it shows a phase, which is then listed first."""
@@ -533,7 +395,7 @@ class NodeSignatures:
             return True
         candidate = self._candidates.get(key)
         if candidate is None or not candidate.fits(cap, sample):
-            candidate = _OtherPhase(cap, _SoloUse(Counters(), 0.0, pod.uid))
+            candidate = OtherPhase(cap, SoloUse(Counters(), 0.0, pod.uid))
         candidate = replace(candidate, seen=candidate.seen.next(pod.uid, sample, readings))
         self._candidates[key] = candidate
         _trim(self._candidates)
@@ -559,5 +421,5 @@ def _trim(by_workload: dict[_Key, _T]) -> None:
         del by_workload[next(iter(by_workload))]
 
 
-def _cap(found: tuple[int, _SoloUse]) -> int:
+def _cap(found: tuple[int, SoloUse]) -> int:
     return found[0]

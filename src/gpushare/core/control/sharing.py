@@ -153,6 +153,11 @@ class KeptProfile(Protocol):
         """Return the profile as it is written there."""
         ...
 
+    @property
+    def window_seconds(self) -> float | None:
+        """Return how long its workload is to be measured alone; None where its user does not say."""
+        ...
+
 
 ProfilesOf = Callable[[str, str], Sequence[KeptProfile]]
 """Returns the profiles of a pod's GpuShares, by the pod's namespace and uid."""

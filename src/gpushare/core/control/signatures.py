@@ -15,6 +15,7 @@ from gpushare.core.api import (
     MOST_OTHER_PHASES,
     CapPoint,
     GpuShareSpec,
+    PhaseReading,
     WorkloadPhase,
     WorkloadSignature,
     names,
@@ -35,6 +36,9 @@ def taken(
 ) -> WorkloadSignature | None:
     """Choose the signature that a GpuShare keeps.
 
+    One that was measured alone has to last as long as the spec asks. One that was read in place, beside
+    neighbours that were stopped, cannot; it gives way to one alone that does.
+
     Args:
         seen: signatures that agents published for its pods. Of those on the kept signature's GPU model, the latest
             revision wins, then the one under the most threads, then the longest.
@@ -46,7 +50,7 @@ def taken(
         each
         for each in seen
         if each.is_usable()
-        and (each.window_seconds or 0.0) >= asked
+        and (each.reading is PhaseReading.IN_PLACE or (each.window_seconds or 0.0) >= asked)
         and (kept is None or kept.gpu_model in {"", each.gpu_model})
     ]
     best = max(
