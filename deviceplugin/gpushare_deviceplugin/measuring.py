@@ -103,6 +103,8 @@ class Measurer:
         elif active:
             tenants |= self._together(uuid, gate, active, tenants, window, has_strangers=strangers)
         model = self._state.gpus[uuid].model
+        for pod in pods:
+            self._signatures.used(pod, model, tenants[pod.uid].memory_used_mib or 0)
         news = {pod.uid: self._signatures.news(pod, model) for pod in pods}
         return GpuMeasure(window, {uid: replace(each, profile=news[uid]) for uid, each in tenants.items()})
 

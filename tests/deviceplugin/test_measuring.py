@@ -365,6 +365,29 @@ class TestMeasuring:
         assert shared.signature == SoloSignature(Counters(fp32_util=0.5), {50: 0.6})
         assert shared.pod_uids == {"u1"}
 
+    def test_the_most_memory_that_a_pod_used_is_told_with_its_profile(self, state: NodeState) -> None:
+        a, b = (tenant(state, name, threads="100") for name in ("a", "b"))
+        signatures = Signatures(NodeShares())
+        measurer = Measurer(state, signatures)
+
+        def told(mib: int | None, *others: ClientStatus) -> WorkloadSignature | None:
+            clients = (client(a, 100, 300), client(a, 100, None if mib is None else mib - 300), *others)
+            return measurer.measure(GPU_A, gate(clients=clients), window(FP32)).tenants[a].profile
+
+        assert told(4000, client(b, 100, 9000)) is None, "there is no profile yet that it could belong to"
+        for _ in range(2):
+            signatures.learn(state.pods[a], "NVIDIA H200", window(FP32, 6.0))
+        first = told(2000)
+        assert first is not None
+        assert first.memory_peak_mib == 4000, "the sum of its processes', beside others too"
+        assert told(None) == first, "unknown of one process"
+        shared = SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32), first)
+        measurer = Measurer(state, Signatures(NodeShares({"shop/a": shared})))
+        assert told(4000) is None
+        assert told(4100) is None, "hardly more is no news"
+        more = told(4300)
+        assert more == replace(first, memory_peak_mib=4300), "though this node measured nothing else of it"
+
     def test_a_profile_that_contradicts_itself_is_as_good_as_none_and_gives_way(self, state: NodeState) -> None:
         a = tenant(state, "a", threads="100")
         profile = {"gpuModel": "NVIDIA H200", "counters": {"sm_util": 0.1, "fp32_util": 0.6}, "windowSeconds": 900}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpushare import data as gpushare_data
 from gpushare.core.admission.resolve import Defaults, Needs, resolve
-from gpushare.core.api import ConditionStatus, names
+from gpushare.core.api import ConditionStatus, LearnedEffect, names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import (
     GpuNodeStatus,
@@ -25,7 +25,7 @@ from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import PROFILED
 from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
-from gpushare.core.control.signatures import grown_curve, is_one_kind, taken
+from gpushare.core.control.signatures import grown_curve, is_one_kind, taken, usual_work
 from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.research.dataset import parse
 from gpushare.twin.contention import WORKLOADS
@@ -109,6 +109,35 @@ def test_no_profile_is_taken(spec, seen):
 def test_it_is_told_for_how_long_the_workload_has_to_run_alone():
     told = {c.type: c.message for c in status(gpushare(profile={"windowSeconds": 300}), [pod()]).conditions}
     assert told[PROFILED].startswith("taken once a pod of it runs alone on a GPU for 300 s, or")
+
+
+def test_the_highest_memory_of_all_pods_on_the_profiles_gpu_model_is_kept_and_what_is_learnt_stays():
+    share = replace(gpushare(), status=status(gpushare(), [pod()], replace(signature(), memory_peak_mib=4000)))
+    assert share.status.profile.memory_peak_mib == 4000
+    learned = (LearnedEffect(H200, 0.1, 0.2, 9),)
+    share = replace(share, status=replace(share.status, learned=learned))
+    seen = [
+        replace(signature(), memory_peak_mib=6000),
+        replace(signature(seconds=300.0), memory_peak_mib=5000),
+        replace(signature(model="Tesla T4"), memory_peak_mib=9000),
+    ]
+    pods = [pod(name) for name in "abc"]
+    higher = status(share, pods[:1], seen[0])
+    assert (higher.profile, higher.learned) == (
+        replace(share.status.profile, memory_peak_mib=6000),
+        learned,
+    )
+    assert usual_work(higher.profile) == usual_work(share.status.profile)
+    every = status(replace(share, status=higher), pods, *seen).profile
+    assert (every.window_seconds, every.memory_peak_mib) == (300.0, 6000), "of a signature that gave way too"
+    assert status(replace(share, status=replace(higher, profile=every)), pods[:1], signature()).profile == every
+
+
+def test_memory_is_kept_of_a_signature_that_is_too_short_for_the_window_that_is_asked_now():
+    share = replace(gpushare(), status=status(gpushare(), [pod()], signature()))
+    share = replace(share, spec=gpushare(profile={"windowSeconds": 300}).spec)
+    found = status(share, [pod()], replace(signature(), memory_peak_mib=700)).profile
+    assert found == replace(share.status.profile, memory_peak_mib=700)
 
 
 def test_a_better_look_replaces_a_short_one_and_another_gpu_model_does_not():

@@ -112,7 +112,11 @@ class WorkloadSignature:
         "The workload's own rate where it reports one.", default=None, minimum=0
     )
     memory_peak_mib: int | None = described(
-        "Most device memory seen, MiB.", default=None, name="memoryPeakMiB", minimum=0
+        "Most device memory that a pod of it was seen to use on a GPU of this model, MiB; written again once it "
+        "is a twentieth higher. Absent: not known.",
+        default=None,
+        name="memoryPeakMiB",
+        minimum=0,
     )
     cap_curve: tuple[CapPoint, ...] = described(
         "Progress under lower thread percentages where measured.",

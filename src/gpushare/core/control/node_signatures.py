@@ -45,6 +45,7 @@ MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
 TURNED: Final = Backoff(first_seconds=900.0, longest_seconds=900.0 * 2**8)
 # A cap within this factor of one that was seen is known well enough: neither read nor news.
 NEAR_CAP: Final = 1.34
+MORE_MEMORY: Final = 1.05  # more than the profile's peak, until it is news: memory grows in many small steps
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
@@ -103,6 +104,7 @@ class NodeSignatures:
             _Key, tuple[WorkloadPhase, ...]
         ] = {}  # phases that GpuShares hold, as they were read last
         self._usual_seconds: dict[_Key, float] = {}  # seen at the usual work
+        self._peaks: dict[_Key, int] = {}  # most device memory of a pod, MiB
         self._curves: dict[_Key, tuple[object, Mapping[int, float]]] = {}  # what `_grown` last made, of what
         self._told: dict[
             _Key, tuple[object, WorkloadSignature | None]
@@ -193,6 +195,13 @@ class NodeSignatures:
         _trim(self._revisions)
         self._tell(pod, "has changed: the signature of what it does now takes the place of the former one")
 
+    def used(self, pod: ReadPod, gpu_model: str, memory_mib: int) -> None:
+        """Record how much device memory a pod uses now, neighbours or not."""
+        key = (pod.workload, gpu_model)
+        if memory_mib > 0:
+            self._peaks[key] = max(memory_mib, self._peaks.pop(key, 0))
+            _trim(self._peaks)
+
     def _adopt(self, pod: ReadPod, gpu_model: str) -> None:
         """Adopt what other nodes or a previous agent found, from the pod's GpuShares.
 
@@ -233,12 +242,22 @@ class NodeSignatures:
     def news(self, pod: ReadPod, gpu_model: str) -> WorkloadSignature | None:
         """Return the measured signature of a pod's workload, for its GpuShare; None if that has one as good.
 
-        It includes the phases, and is returned also if only these are new.
+        It includes the phases and the memory's peak, and is returned also if only these are new.
         """
         self._adopt(pod, gpu_model)
+        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
+        peak = self._peaks.get((pod.workload, gpu_model))
+        found = self._signature_news(pod, gpu_model, kept)
+        if found is None and peak is not None and kept is not None and kept.gpu_model == gpu_model:
+            is_more = peak >= MORE_MEMORY * (kept.memory_peak_mib or 0) and not kept.contradiction()
+            found = replace(kept, taken_at=None) if is_more else None
+        return None if found is None else replace(found, memory_peak_mib=peak)
+
+    def _signature_news(
+        self, pod: ReadPod, gpu_model: str, kept: WorkloadSignature | None
+    ) -> WorkloadSignature | None:
         key = (pod.workload, gpu_model)
         best = self._best(pod, gpu_model)
-        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         if best is None:
             is_ours = kept is not None and kept.gpu_model == gpu_model and not kept.contradiction()
             return self._phase_news(key, kept, kept) if is_ours else None

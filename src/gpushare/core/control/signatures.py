@@ -8,7 +8,7 @@ An agent that measures a workload alone on a GPU, or in place, publishes the sig
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, overload
 
 from gpushare.core.api import (
     LONGER_WINDOW,
@@ -45,6 +45,7 @@ def taken(
         is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
         now: RFC 3339, for a newly taken signature.
     """
+    seen = list(seen)
     asked = (spec.profile.window_seconds if spec.profile is not None else None) or 0
     fitting = [
         each
@@ -58,20 +59,41 @@ def taken(
         key=lambda each: (each.revision or 0, each.cap, each.window_seconds or 0.0, each.gpu_model),
         default=None,
     )
-    if best is None or not is_one_kind:
+    if not is_one_kind:
         return kept
+    if best is None:
+        return _with_highest_memory(kept, seen)
     is_new = kept is None or kept.gives_way(best)
     usual = best if kept is None or is_new else kept
     others = [*(() if kept is None else (kept,)), *fitting]
     same = [each for each in others if each.gpu_model == usual.gpu_model and each.revision == usual.revision]
     phases = merged_phases(usual, (phase for each in same for phase in each.phases))
     found = replace(usual, phases=phases, cap_curve=grown_curve(usual, same))
+    found = _with_highest_memory(found, seen if kept is None else (kept, *seen))
     return replace(found, taken_at=now) if is_new else found
 
 
+@overload
+def _with_highest_memory(profile: None, seen: Iterable[WorkloadSignature]) -> None: ...
+
+
+@overload
+def _with_highest_memory(profile: WorkloadSignature, seen: Iterable[WorkloadSignature]) -> WorkloadSignature: ...
+
+
+def _with_highest_memory(
+    profile: WorkloadSignature | None, seen: Iterable[WorkloadSignature]
+) -> WorkloadSignature | None:
+    """Return a signature with the highest peak of memory that was seen on its GPU model, whatever the work was."""
+    if profile is None:
+        return None
+    peaks = [each.memory_peak_mib for each in (profile, *seen) if each.gpu_model == profile.gpu_model]
+    return replace(profile, memory_peak_mib=max((peak for peak in peaks if peak is not None), default=None))
+
+
 def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
-    """Return the signature without its other phases; learnt effects refer to the usual work."""
-    return None if profile is None else replace(profile, phases=())
+    """Return the signature without other phases and the memory's peak: learnt effects refer to the usual work."""
+    return None if profile is None else replace(profile, phases=(), memory_peak_mib=None)
 
 
 def grown_curve(usual: WorkloadSignature, others: Iterable[WorkloadSignature]) -> tuple[CapPoint, ...]:
