@@ -5,17 +5,17 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.backoff import Backoff
 from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.mps.status import GateStatus
+from gpushare.mps.status import ClientStatus, GateStatus
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import Gates, conclude_health
-from gpushare_deviceplugin.measuring import Measurer, merge
+from gpushare_deviceplugin.measuring import Measurer, merge, threads_of
 from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, tenants_of
 
@@ -37,6 +37,9 @@ SETTLE_SECONDS: Final = 0.45  # queued work continues for 0.2 to 0.4 s after a p
 # A gate looks once a second for clients that have ended, and its report is read once a second: signatures are
 # learnt only from samples that are older than this and have the same clients since.
 ENDING_SECONDS: Final = 2.5
+# So many rounds in a row may be left out because the clients change: pods whose clients never stay the same for a
+# round would blind the loop otherwise (docs/adr/0237).
+MOST_CHANGES: Final = 3
 WINDOWS: Final = 5  # samples merged into a window, unless shorter ones are requested
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
 OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], bool]
@@ -76,8 +79,44 @@ class Reading:
 
 
 @dataclass(slots=True)
+class _Window:
+    """Samples of one GPU since the last conclusion.
+
+    Attributes:
+        clients: those of each pod that had some at their beginning or since, as they were last.
+        state: the tenants, and the pods with clients and their caps; a sample that spans a change of it describes
+            neither state.
+        changes: rounds in a row in which it changed; changed_at: when it was last seen to, but for the rounds that
+            count all the same.
+    """
+
+    samples: list[GpuSample] = field(default_factory=list)
+    clients: dict[str | None, tuple[ClientStatus, ...]] = field(default_factory=dict)
+    state: object = None
+    changes: int = 0
+    changed_at: float = -math.inf
+
+    def clear(self, gate: GateStatus | None) -> None:
+        """Begin anew."""
+        self.samples = []
+        self.clients = dict(_clients_of(gate))
+
+
+def _clients_of(gate: GateStatus | None) -> Mapping[str | None, tuple[ClientStatus, ...]]:
+    """Return each pod's clients, by uid; None for processes in no pod."""
+    clients = gate.clients if gate is not None else ()
+    uids = dict.fromkeys(client.pod_uid for client in clients)
+    return {uid: tuple(client for client in clients if client.pod_uid == uid) for uid in uids}
+
+
+def _began_after(change_at: float, sample: GpuSample, now: float) -> bool:
+    """Return whether a sample began after a change, as dcgm-exporter's windows may not (docs/adr/0225)."""
+    return sample.reach_seconds is None or now - sample.reach_seconds >= change_at + SETTLE_SECONDS
+
+
+@dataclass(slots=True)
 class _Recent:
-    """Samples of one GPU since the last change of its clients that nothing was learnt from yet.
+    """Samples of one GPU since the last change of its processes that nothing was learnt from yet.
 
     Attributes:
         samples: each with the time at which it was taken, monotonic seconds.
@@ -145,10 +184,10 @@ class Sampler:
         self._devices: Devices | None = None  # set in the devices' thread only
         self._lost: Devices | None = None  # given up by the event loop; the thread's next read closes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
-        self._fresh: dict[str, list[GpuSample]] = {}
+        self._windows: dict[str, _Window] = {}
         self._recent: dict[str, _Recent] = {}
-        self._tenants: dict[str, tuple[str, ...]] = {}
-        self._unchanged_since: dict[str, float] = {}  # when a GPU's tenants and clients were seen to change last
+        self._processes: dict[str, tuple[str, ...]] = {}
+        self._unchanged_since: dict[str, float] = {}  # when a GPU's processes were seen to change last
         self._failures = 0
         self._settling: set[str] = set()
         self._paused: set[str] = set()
@@ -196,7 +235,8 @@ class Sampler:
     def hold(self, uuid: str) -> None:
         """Leave a GPU's counters alone until `release`, because `readings` reads them."""
         self._paused.add(uuid)
-        self._fresh[uuid] = []
+        if uuid in self._windows:
+            self._windows[uuid].clear(self.gates.get(uuid))
         self._recent.pop(uuid, None)
 
     def release(self, uuid: str) -> None:
@@ -284,7 +324,7 @@ class Sampler:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
             self._state.set_unmeasured(uuid, "")  # its health reports it
             self.measures.pop(uuid, None)
-            self._fresh.pop(uuid, None)  # no window may span its absence
+            self._windows.pop(uuid, None)  # none may span its absence
             self._recent.pop(uuid, None)
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
@@ -304,16 +344,36 @@ class Sampler:
         self._state.set_health(uuid, conclude_health(device, gate, self._drained(uuid)))
 
     def _measure(self, uuid: str, reading: Reading) -> None:
-        tenants = tuple(pod.uid for pod, _ in tenants_of(self._state, uuid))
+        """Take one round's sample.
+
+        1. Signatures are learnt from samples in which the same processes ran.
+        2. A window holds no sample in which the tenants changed, the pods that have clients, or their caps: one
+           that spans a change describes neither state. A pod's new process alone is no such change.
+        3. But where they change in every round, the samples count all the same: for all pods that had clients.
+        """
+        tenants = tenants_of(self._state, uuid)
         gate = self.gates.get(uuid)
-        present = (*tenants, *sorted(str(c.pid) for c in gate.clients)) if gate else tenants
-        fresh = self._fresh.setdefault(uuid, [])
-        if self._tenants.get(uuid) != present:  # a window that spans a change describes neither state
-            self._tenants[uuid] = present
+        window = self._windows.setdefault(uuid, _Window())
+        active = _clients_of(gate)
+        processes = (
+            *(pod.uid for pod, _ in tenants),
+            *sorted(str(client.pid) for of_pod in active.values() for client in of_pod),
+        )
+        is_other_process = self._processes.get(uuid) != processes
+        if is_other_process:
+            self._processes[uuid] = processes
             self._unchanged_since[uuid] = self._clock()
             self._learn(uuid)
+            self._recent.pop(uuid, None)
+        caps = [(pod.uid, threads_of(gate, pod) if gate and pod.uid in active else 0) for pod, _ in tenants]
+        is_other_state = window.state != (state := (caps, active.keys()))
+        window.state = state
+        window.changes = window.changes + 1 if is_other_state else 0
+        if is_other_state and window.changes <= MOST_CHANGES:
+            window.changed_at = self._clock()
             self._conclude_nothing(uuid, gate)
             return
+        window.clients |= active
         if uuid in self._settling:
             self._settling.discard(uuid)
             return
@@ -321,22 +381,25 @@ class Sampler:
             if reading.error or reading.health.health is Health.UNHEALTHY:
                 self._conclude_nothing(uuid, gate)
             return
-        reach = reading.sample.reach_seconds
-        if reach is not None and self._clock() - reach < self._unchanged_since[uuid] + SETTLE_SECONDS:
-            return  # it began before the change, as dcgm-exporter's windows may (docs/adr/0225)
-        fresh.append(reading.sample)
-        recent = self._recent.setdefault(uuid, _Recent())
-        recent.gate = gate
-        recent.samples.append((self._clock(), reading.sample))
+        now = self._clock()
+        if not _began_after(window.changed_at, reading.sample, now):
+            return
+        window.samples.append(reading.sample)
+        if not is_other_process and _began_after(self._unchanged_since[uuid], reading.sample, now):
+            recent = self._recent.setdefault(uuid, _Recent())
+            recent.gate = gate
+            recent.samples.append((now, reading.sample))
         is_first = uuid not in self.measures or self.measures[uuid].sample is None
-        if is_first or self._is_due(uuid, fresh):  # attribution costs more than reading counters
+        if is_first or self._is_due(uuid, window.samples):  # attribution costs more than reading counters
             self._learn(uuid)
-            self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh))
-            fresh.clear()
+            clients = tuple(client for of_pod in window.clients.values() for client in of_pod)
+            seen = replace(gate, clients=clients) if gate is not None else None
+            self.measures[uuid] = self._measurer.measure(uuid, seen, merge(window.samples))
+            window.clear(gate)
             self._tell(uuid, gate)
 
     def _learn(self, uuid: str) -> None:
-        """Learn from the samples since the last change of clients that are old enough."""
+        """Learn from the samples since the last change of processes that are old enough."""
         recent = self._recent.get(uuid)
         if recent is None:
             return
@@ -347,7 +410,7 @@ class Sampler:
         self._measurer.learn(uuid, recent.gate, settled)
 
     def _conclude_nothing(self, uuid: str, gate: GateStatus | None) -> None:
-        self._fresh[uuid] = []
+        self._windows[uuid].clear(gate)
         self._recent.pop(uuid, None)
         self.measures[uuid] = self._measurer.measure(uuid, gate, None)
         self._tell(uuid, gate)
@@ -368,7 +431,7 @@ class Sampler:
         for uuid in self._state.gpus:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
             self._state.set_unmeasured(uuid, "")
-        self._fresh.clear()
+        self._windows.clear()
         self._recent.clear()
         self.measures.clear()
         self._lost = self._devices  # a call may hang in them; their own thread closes them
