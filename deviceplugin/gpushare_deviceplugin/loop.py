@@ -63,7 +63,7 @@ _NOTHING: Final = WatchActions()
 
 @dataclass(slots=True)
 class _WatchedGpu:
-    """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when.
+    """State of one GPU in the loop; `stops`: pods stopped for a reading, and until when; None: no reading.
 
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
     `rules`: for each tenant whose promise is broken, the rule that decided last.
@@ -79,7 +79,7 @@ class _WatchedGpu:
     tenants: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     counters: Mapping[str, float] = field(default_factory=dict)
-    stops: Mapping[str, float] = field(default_factory=dict)
+    stops: Mapping[str, float] | None = None
     written: Mapping[str, ThrottleAsk] | None = None
     unusable: str = ""
     rules: tuple[tuple[str, StepRule], ...] = ()
@@ -222,8 +222,12 @@ class Loop:
             return None
         return pod_uid in gpu.actions.broken
 
-    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
-        """Ask for pods to be stopped for a reading, each until a time (seconds since boot); {} ends it."""
+    def stop(self, uuid: str, stops: Mapping[str, float] | None) -> None:
+        """Ask for pods to be stopped for a reading, each until a time (seconds since boot); None ends the reading.
+
+        Until then nobody is throttled: a throttled pod's freeze would be added to its stop, and a pod that is read
+        would show less than its program draws.
+        """
         gpu = self._gpus.setdefault(uuid, _WatchedGpu())
         gpu.stops = stops
         self._write(uuid, gpu)
@@ -352,9 +356,10 @@ class Loop:
         """Write the asks of one GPU; do nothing if there are none and were none."""
         if not self.enabled:
             return
-        asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
-        for uid, until in gpu.stops.items():
-            asks[uid] = replace(asks.get(uid, ThrottleAsk()), stopped_until=until)
+        if gpu.stops is not None:
+            asks = {uid: ThrottleAsk(stopped_until=until) for uid, until in gpu.stops.items()}
+        else:
+            asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
         place = GpuDirectory.of(self._directory, uuid)
         if not asks and not gpu.written and (gpu.written is not None or not place.throttle.exists()):
             return

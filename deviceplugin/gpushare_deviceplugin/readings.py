@@ -15,7 +15,7 @@ from gpushare.core.api import JobClass
 from gpushare.core.control import PastReadings, ReadingTenant, next_reading
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS, GpuSample
 from gpushare.mps.asks import boottime
-from gpushare.mps.duty import MAX_STOP_SECONDS
+from gpushare.mps.duty import MAX_FREEZE_SECONDS, MAX_STOP_SECONDS
 from gpushare.mps.status import GateState, GateStatus, ThrottleStatus
 from gpushare_deviceplugin.measuring import threads_of
 from gpushare_deviceplugin.node_signatures import Signatures
@@ -82,8 +82,11 @@ class SampledGpu(Protocol):
 class Stopper(Protocol):
     """Part of the loop that a reading needs."""
 
-    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
-        """Ask for pods to be stopped, each until a time in seconds since boot."""
+    def stop(self, uuid: str, stops: Mapping[str, float] | None) -> None:
+        """Ask for pods to be stopped, each until a time in seconds since boot, and for nobody to be throttled.
+
+        None ends the reading.
+        """
         ...
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
@@ -171,7 +174,7 @@ class Readings:
         return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
 
     async def read(self, uuid: str, plan: ReadingPlan) -> None:
-        """Stop the neighbours, wait until their queued work has drained, read, and resume them.
+        """Lift the throttles, stop the neighbours, wait until their queued work has drained, read, and resume all.
 
         The reading counts only if the same throttle process reports before and after it: if that process ends, its
         pods run although its last report still calls them stopped.
@@ -181,13 +184,17 @@ class Readings:
         began = self._clock()
         sample: GpuSample | None = None
         throttle: float | None = None
+        is_free = False
         read_at = -math.inf
         self._sampler.hold(uuid)
         try:
-            self._loop.stop(uuid, dict.fromkeys(plan.stopped, self._boot() + plan.seconds))
-            throttle = await self._stopped_by(uuid, plan.stopped)
+            is_free = await self._is_freed(uuid)
+            began = self._clock()
+            if is_free:
+                self._loop.stop(uuid, dict.fromkeys(plan.stopped, self._boot() + plan.seconds))
+                throttle, frozen_at = await self._stopped_by(uuid, plan.stopped)
             if throttle is not None:
-                until = self._boot() + plan.seconds - _EARLY_SECONDS
+                until = frozen_at + plan.seconds - _EARLY_SECONDS
                 self._loop.stop(uuid, dict.fromkeys(plan.stopped, until))
                 await self._sleep(SETTLE_SECONDS)
                 settled_at = self._clock()
@@ -199,10 +206,10 @@ class Readings:
                     if sample is not None and (sample.reach_seconds or 0.0) > self._clock() - settled_at:
                         sample = None  # its window began before the neighbours' work had drained
         finally:
-            self._loop.stop(uuid, {})
+            self._loop.stop(uuid, None)
             self._sampler.release(uuid)
             self._busy.discard(uuid)
-            spent = min(plan.seconds, self._clock() - began)
+            spent = min(plan.seconds, self._clock() - began) if is_free else 0.0
             record.ended(plan.pod.uid, spent, plan.stopped, self._clock())
             counts.taken += 1
             counts.stopped_seconds += spent
@@ -226,20 +233,41 @@ class Readings:
                 extra={"pod": plan.pod.uid, "gpu": uuid},
             )
 
-    async def _stopped_by(self, uuid: str, pods: tuple[str, ...]) -> float | None:
-        """Wait for the report that all of them are stopped; return when the throttle process that did it started.
+    async def _is_freed(self, uuid: str) -> bool:
+        """Lift the GPU's throttles until the reading ends; return whether its pods run now, and may be stopped.
 
-        None when the report does not come in time.
+        Else a freeze that is under way would be added to a stop (docs/adr/0236).
+        """
+        if not self._throttled(uuid).pods:
+            return True
+        self._loop.stop(uuid, {})
+        deadline = self._clock() + FREEZE_SECONDS
+        while self._throttled(uuid).pods:
+            if self._clock() >= deadline:
+                return False
+            await self._sleep(POLL_SECONDS)
+        await self._sleep(MAX_FREEZE_SECONDS)  # a thawed pod runs as long as it was frozen, at least
+        return True
+
+    async def _stopped_by(self, uuid: str, pods: tuple[str, ...]) -> tuple[float | None, float]:
+        """Wait for the report that all of them are stopped.
+
+        Returns:
+            When the throttle process that did it started, None when the report does not come in time; and when
+            the first of them was reported, seconds since boot.
         """
         deadline = self._clock() + FREEZE_SECONDS
+        frozen_at = math.inf
         while self._clock() < deadline:
             status = self._throttled(uuid)
+            if any(each.is_stopped for each in status.pods):
+                frozen_at = min(frozen_at, self._boot())
             if _stops(status, pods):
-                return status.started_at
+                return status.started_at, frozen_at
             if {each.pod_uid for each in status.refused} & set(pods):
-                return None
+                break
             await self._sleep(POLL_SECONDS)
-        return None
+        return None, frozen_at
 
     async def _is_still_there(self, uuid: str, started_at: float | None, read_at: float) -> bool:
         """Wait for a report later than a reading; return whether the same throttle process wrote it."""

@@ -79,8 +79,8 @@ class Gpu:
     def release(self, uuid: str) -> None:
         self.is_held = False
 
-    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
-        now = self.clock()
+    def stop(self, uuid: str, stops: Mapping[str, float] | None) -> None:
+        now, stops = self.clock(), stops or {}
         self._asked = {uid: (self._asked.get(uid, (now, 0.0))[0], until) for uid, until in stops.items()}
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
