@@ -51,6 +51,7 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, buil
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
 ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
+GPUSHARES_SECONDS: Final = 10.0  # the API server lists them within a second
 HUNG_SECONDS: Final = 60.0  # without a sampling round, or without the event loop running
 
 
@@ -268,21 +269,31 @@ class Agent:
             await pods.synced.wait()
             self.outside.is_ready = self.exclusive.is_ready = True
             self._start(tasks, AgentPart.OUTSIDE, self.outside.run)
-            self._start(tasks, AgentPart.LOOP, self.loop.run)
-            self._start(tasks, AgentPart.SLO, self.slos.run)
-            self._start(tasks, AgentPart.HYGIENE, self.hygiene.run)
-            if self.loop.enabled:
-                self._start(tasks, AgentPart.READINGS, self.readings.run)
             self._start(tasks, AgentPart.HEAP, keep_small)
             self._start(tasks, AgentPart.RECONCILER, self.reconciler.run)
             self._start(tasks, AgentPart.DECISIONS, self.decisions.run)
             self._start(tasks, AgentPart.GPUNODE, self._write_status)
             self._start(tasks, AgentPart.PRUNE, lambda: self._prune(pods.items))
+            # The others go by the pods' terms, most of which are in their GpuShares.
+            await self._gpushares_listed()
+            self._start(tasks, AgentPart.LOOP, self.loop.run)
+            self._start(tasks, AgentPart.SLO, self.slos.run)
+            self._start(tasks, AgentPart.HYGIENE, self.hygiene.run)
+            if self.loop.enabled:
+                self._start(tasks, AgentPart.READINGS, self.readings.run)
 
     def _start(
         self, tasks: asyncio.TaskGroup, name: AgentPart, run: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         tasks.create_task(keep_running(name, run, self.state.counts.error), name=name)
+
+    async def _gpushares_listed(self) -> None:
+        """Wait for the first list of GpuShares, but not for ever: pods that name their class do not need it."""
+        try:
+            async with asyncio.timeout(GPUSHARES_SECONDS):
+                await self._gpushares.synced.wait()
+        except TimeoutError:
+            _log.warning("the GpuShares cannot be listed; pods are watched without their profiles and classes")
 
     async def _write_status(self) -> None:
         """Write the GpuNode once kubelet has listed the allocations: before that, a starting pod looks absent."""

@@ -121,7 +121,7 @@ class SloReader:
             _log.exception("target of pod %s could not be read", pod.key)
             reading = SloTrouble(SloReason.BAD_ANSWER, "the agent fails at what it read")
             after = read_slo(before, reading, self._clock(), pod.slo)
-        if isinstance(reading, SloTrouble):
+        if isinstance(reading, SloTrouble) and reading.reason is not SloReason.STARTING:
             self.failures[reading.reason.value] += 1
         self._records[pod.uid] = after
         if after.met is not before.met:
@@ -130,7 +130,10 @@ class SloReader:
             self._note(pod, before, after)
 
     async def _reading(self, pod: ManagedPod, slo: Slo, room: asyncio.Semaphore) -> SloReading:
-        if self._terms(pod).job_class is not JobClass.LATENCY:
+        terms = self._terms(pod)
+        if not terms.is_certain:
+            return SloTrouble(SloReason.STARTING, "its GpuShare was not read yet, so its class is unknown")
+        if terms.job_class is not JobClass.LATENCY:
             return SloTrouble(SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no target")
         async with room:
             return await self._read(pod, slo)

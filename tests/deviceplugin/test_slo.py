@@ -40,12 +40,13 @@ class Reads:
         self.asked: list[str] = []
         self.told: list[Notice] = []
         self.job_class = JobClass.LATENCY
+        self.is_certain = True
         self.pod = make_pod("web", phase="Running", **TARGET)
         state.put_pod(self.pod)
         self.reader = SloReader(state, self.terms, self.read, tell=self.tell, clock=clock)
 
     def terms(self, _: object) -> Terms:
-        return Terms(self.job_class, 1.1)
+        return Terms(self.job_class, 1.1, is_certain=self.is_certain)
 
     async def read(self, pod: object, slo: object) -> SloReading:
         self.asked.append(str(slo))
@@ -128,6 +129,21 @@ async def test_a_gpushare_that_says_throughput_leaves_the_target_without_meaning
     assert found is not None
     assert found.reason == "NotLatency"
     assert reads.reader.sign(reads.pod.uid) is None
+
+
+async def test_before_its_gpushare_is_read_nothing_is_told_of_a_target(reads: Reads) -> None:
+    """At an agent's restart pods got a warning that their GpuShares say class throughput."""
+    reads.job_class, reads.is_certain = JobClass.THROUGHPUT, False
+    await reads.step(BAD, BAD, BAD)
+    assert not reads.asked
+    found = reads.reader.status(reads.pod)
+    assert found is not None
+    assert (found.met, found.reason) == (ConditionStatus.UNKNOWN, "Starting")
+    assert found.message == "its GpuShare was not read yet, so its class is unknown"
+    assert (reads.told, reads.reader.failures) == ([], {})
+    reads.job_class, reads.is_certain = JobClass.LATENCY, True
+    await reads.step(GOOD, GOOD)
+    assert reasons(reads.told) == [("SloMet", False)]
 
 
 async def test_only_running_pods_with_a_target_are_read(reads: Reads) -> None:
