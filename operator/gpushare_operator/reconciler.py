@@ -67,7 +67,7 @@ class _Written:
 
 @dataclass(slots=True)
 class _Pace:
-    """When the status of a GpuShare is computed again: after any change, and after one of figures alone."""
+    """The earliest times of the next look at a GpuShare: after any change, and after one of figures alone."""
 
     changed: float
     measured: float

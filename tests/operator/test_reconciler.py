@@ -12,7 +12,6 @@ from gpushare.core.api import (
     CapPoint,
     Decision,
     GpuShare,
-    OwnerReference,
     Phase,
     PhaseReading,
     PodView,
@@ -185,17 +184,13 @@ async def test_figures_wait_unlooked_at_and_a_broken_promise_among_them_does_not
     kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
     bench.world.put_node("n1", dict.fromkeys(uids, kept))
     await bench.settle(2 * FIGURES_SECONDS)
-    looks, name = bench.result("share", "done"), share_name(OwnerReference("apps/v1", "StatefulSet", "web", "w"))
+    looks = bench.result("share", "done")
     for number in range(100):  # nodes report one after the other
-        progress = 0.7 + number / 1000
-        bench.world.put_node(
-            "n1", {**dict.fromkeys(uids, kept), uids[number % 20]: replace(kept, progress_ratio=progress)}
-        )
+        fare = replace(kept, progress_ratio=0.7 + number / 1000)
+        bench.world.put_node("n1", {**dict.fromkeys(uids, kept), uids[number % 20]: fare})
         await bench.settle(0.2)
     assert bench.result("share", "done") - looks <= 2 * 20 / FIGURES_SECONDS + 2, "also at what it wrote itself"
-    observed = bench.share(name).status.observed
-    assert observed is not None
-    assert observed.progress_ratio < 0.9
+    assert bench.share("statefulset-web").status.observed.progress_ratio < 0.9
     bench.world.put_node("n1", {**dict.fromkeys(uids, kept), uids[0]: replace(kept, progress_ratio=0.3)})
     await bench.settle(0.4)
     assert bench.api.events[-1]["reason"] == "PromiseBroken"
@@ -208,9 +203,8 @@ async def test_a_gpushare_with_many_pods_takes_a_bounded_part_of_the_time(
     uids = [bench.pod(f"p{number}", placed=True, owner=OWNER)["metadata"]["uid"] for number in range(20)]
     await bench.settle(10.0)
     before = bench.result("share", "done")
-    for number in range(100):  # each one of consequence
-        fare = Fares(0.3 if number % 2 else 0.9, 1.1, promise_ratio=0.6)
-        bench.world.put_node("n1", {uids[0]: fare})
+    for progress in [0.3, 0.9] * 50:  # each one of consequence
+        bench.world.put_node("n1", {uids[0]: Fares(progress, 1.1, promise_ratio=0.6)})
         await bench.settle(0.2)
     assert 8 <= bench.result("share", "done") - before <= 11
 
