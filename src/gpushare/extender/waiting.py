@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpushare.core.api import PodView
+from gpushare.core.backoff import Backoff
 
 # Kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request.
 GRACE_SECONDS: Final = 1.5
 AGAIN_SECONDS: Final = 5.0  # least time between two touches of one pod; above kube-scheduler's usual back-off
 MOST_AGAIN_SECONDS: Final = 300.0  # as often as kube-scheduler retries every pod anyway
 PATIENCE_SECONDS: Final = 10.0  # longest wait if room appears repeatedly, which restarts the grace each time
+_PAUSES: Final = Backoff(AGAIN_SECONDS, MOST_AGAIN_SECONDS)
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
 MAX_EXAMINED: Final = 200  # per round, about 20 ms
 MAX_TOUCHES: Final = 50  # per round, so that a large queue does not cause a storm of writes
@@ -28,7 +30,7 @@ class _Waiting:
     pod: PodView
     refused_at: float
     touched_at: float = -math.inf
-    pause_seconds: float = AGAIN_SECONDS
+    touches: int = 0
     seen_in: int = 0
     fitted: bool = False
 
@@ -55,7 +57,7 @@ class WaitingPods:
             self._waiting[pod.uid] = _Waiting(pod, now)
             return
         if known.pod != pod:
-            known.pause_seconds = AGAIN_SECONDS
+            known.touches = 0
         known.pod, known.refused_at = pod, now
 
     def served(self, pod_uid: str) -> None:
@@ -106,8 +108,7 @@ class WaitingPods:
                 break
             entry.seen_in, entry.fitted = self._pass, fitted
             if fitted:
-                longer = min(2 * entry.pause_seconds, MOST_AGAIN_SECONDS)
-                entry.pause_seconds = AGAIN_SECONDS if entry.touched_at < self._room_at else longer
+                entry.touches = 1 if entry.touched_at < self._room_at else entry.touches + 1
                 entry.touched_at = now
                 found.append(entry)
         if not self._has_more_room and not any(map(self._may_fit, self._waiting.values())):
@@ -121,7 +122,7 @@ class WaitingPods:
             for entry in self._waiting.values()
             if self._may_fit(entry)
             and now - entry.refused_at >= GRACE_SECONDS
-            and now - entry.touched_at >= (AGAIN_SECONDS if entry.touched_at < room_at else entry.pause_seconds)
+            and now - entry.touched_at >= _PAUSES.seconds(0 if entry.touched_at < room_at else entry.touches)
         ]
 
     def _may_fit(self, entry: _Waiting) -> bool:
