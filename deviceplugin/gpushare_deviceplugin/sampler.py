@@ -79,7 +79,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class _Window:
+class _OpenWindow:
     """Samples of one GPU since the last conclusion.
 
     Attributes:
@@ -184,7 +184,7 @@ class Sampler:
         self._devices: Devices | None = None  # set in the devices' thread only
         self._lost: Devices | None = None  # given up by the event loop; the thread's next read closes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
-        self._windows: dict[str, _Window] = {}
+        self._windows: dict[str, _OpenWindow] = {}
         self._recent: dict[str, _Recent] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
         self._unchanged_since: dict[str, float] = {}  # when a GPU's processes were seen to change last
@@ -353,7 +353,7 @@ class Sampler:
         """
         tenants = tenants_of(self._state, uuid)
         gate = self.gates.get(uuid)
-        window = self._windows.setdefault(uuid, _Window())
+        window = self._windows.setdefault(uuid, _OpenWindow())
         active = _clients_of(gate)
         processes = (
             *(pod.uid for pod, _ in tenants),
