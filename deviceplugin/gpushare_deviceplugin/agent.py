@@ -176,6 +176,7 @@ class Agent:
             refresh_pods=self.cluster.refresh_pods,
             tell=self.cluster.tell,
             memory_reserve_mib=options.gpu_memory_reserve_mib,
+            jax_variable=options.jax_variable,
             on_allocated=self.reconciler.poke,
             under_way=under_way,
         )

@@ -144,8 +144,10 @@ def _take(
     return chosen
 
 
-def grant(gpu_uuids: Sequence[str], directory: Path, *, by_cdi: bool) -> ContainerGrant:
-    """Return the settings of a container with these GPUs.
+def grant(
+    gpu_uuids: Sequence[str], directory: Path, *, by_cdi: bool, limits: Mapping[str, str] | None = None
+) -> ContainerGrant:
+    """Return the settings of a container with these GPUs, and with the variables that tell it its limits.
 
     With CDI the variable is "void". Otherwise the NVIDIA runtime, if the container uses it, would also give the
     GPUs of the image's own variable, which is "all" in most CUDA images.
@@ -155,7 +157,7 @@ def grant(gpu_uuids: Sequence[str], directory: Path, *, by_cdi: bool) -> Contain
     directory: no other pod shares these GPUs, so it needs no cap (ADR 0030).
     """
     uuids = ",".join(gpu_uuids)
-    envs = {VISIBLE_DEVICES: "void" if by_cdi else uuids}
+    envs = {**(limits or {}), VISIBLE_DEVICES: "void" if by_cdi else uuids}
     cdi_devices = tuple(f"{CDI_KIND}={uuid}" for uuid in gpu_uuids) if by_cdi else ()
     if len(gpu_uuids) != 1:
         return ContainerGrant(envs, {}, cdi_devices)

@@ -15,6 +15,7 @@ from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 from gpushare_deviceplugin.container_runtime import RuntimeFiles
 from gpushare_deviceplugin.outside import OutsidePolicy
+from gpushare_deviceplugin.pods import JAX_VARIABLES
 
 DEFAULT_METRICS_PORT: Final = 9400
 DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # the same as in gpushare.core.placement, which would load numpy
@@ -38,6 +39,7 @@ class AgentOptions:
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
         hygiene: what becomes of pods in trouble.
         gpu_memory_reserve_mib: MiB of each GPU that no tenant gets, as the extender has it.
+        jax_variable: JAX's variable that containers get their part of the GPU's memory in; empty for none.
         defaults: what pods are owed where neither they nor a GpuShare says.
     """
 
@@ -62,6 +64,7 @@ class AgentOptions:
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
     plugins_directory: Path | None = None
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
+    jax_variable: str = ""
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -110,6 +113,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("hygiene-fault", "report", "what becomes of pods that a fault left without a process", choices=actions)
     add("stalled-after-seconds", "1800", "how long a pod does nothing before that is trouble", type=float)
     add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants", type=int)
+    add(
+        "jax-memory-variable",
+        "",
+        "JAX's variable in which containers get their part of the GPU's memory; empty for none",
+        choices=["", *JAX_VARIABLES],
+    )
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if read.prometheus_url and not read.prometheus_url.startswith(("http://", "https://")):
@@ -131,6 +140,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         directory=Path(read.directory),
         kubelet_directory=Path(read.kubelet_directory),
         gpu_memory_reserve_mib=read.gpu_memory_reserve,
+        jax_variable=str(read.jax_memory_variable),
         plugins_directory=Path(read.plugins_directory) if read.plugins_directory else None,
         simulated=read.simulated,
         dcgm_url=read.dcgm_url,

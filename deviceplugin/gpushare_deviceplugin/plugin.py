@@ -25,6 +25,7 @@ from gpushare_deviceplugin.allocation import (
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.kubelet import AllocationsUnderWay
+from gpushare_deviceplugin.limit_variables import MEMORY_MIB, common_limits
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class DevicePlugin(DevicePluginServicer):
             their uids, or None if the API server cannot be asked.
         tell: write an event.
         memory_reserve_mib: MiB of each GPU that no tenant gets.
+        jax_variable: JAX's variable that containers also get their memory fraction in; empty for none.
         on_allocated: called after each Allocate that was granted.
         under_way: notified of each call that is part of an allocation.
         sleep: waits for a number of seconds.
@@ -62,6 +64,7 @@ class DevicePlugin(DevicePluginServicer):
         refresh_pods: Callable[[], Awaitable[frozenset[str] | None]] | None = None,
         tell: Callable[[Notice], Awaitable[None]] | None = None,
         memory_reserve_mib: int = 0,
+        jax_variable: str = "",
         on_allocated: Callable[[], None] = lambda: None,
         under_way: AllocationsUnderWay | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -74,6 +77,7 @@ class DevicePlugin(DevicePluginServicer):
         self._refresh_pods = refresh_pods
         self._tell = tell
         self._memory_reserve_mib = memory_reserve_mib
+        self._jax_variable = jax_variable
         self._on_allocated = on_allocated
         self._sleep = sleep
         self._streams: set[asyncio.Event] = set()  # one for each open ListAndWatch
@@ -151,11 +155,12 @@ class DevicePlugin(DevicePluginServicer):
                 self._state.counts.refused_allocations += 1
                 _log.error("allocation refused: %s", refusal)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
+            limits = await self._limits(shares)
             pod = self._state.presume(shares)
             extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
             _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
             gpus = tuple(shares)
-            granted = grant(gpus, self._directory, by_cdi=self._by_cdi(gpus))
+            granted = grant(gpus, self._directory, by_cdi=self._by_cdi(gpus), limits=limits)
             responses.append(_container_response(granted))
         self._on_allocated()
         return api_pb2.AllocateResponse(container_responses=responses)
@@ -187,6 +192,22 @@ class DevicePlugin(DevicePluginServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
             await self._sleep(GATE_LOOK_SECONDS)
             waited += GATE_LOOK_SECONDS
+
+    async def _limits(self, shares: Mapping[str, int]) -> dict[str, str]:
+        """Return the variables that hold for whichever pod this Allocate call is for (docs/adr/0250).
+
+        Kubelet allocates in the order in which pods were bound, and our watch delivers them in that order. So if a
+        pod of this size waits for its ids, no later one is asked for; else the API server is asked who there is.
+        """
+        size = sum(shares.values())
+        if not await self._know_pending(size):
+            return {}
+        pods = self._state.candidates(size)
+        limits = common_limits(pods, [self._state.gpus[uuid] for uuid in shares], self._jax_variable)
+        if MEMORY_MIB not in limits and pods:
+            keys = ", ".join(sorted(pod.key for pod in pods))
+            _log.warning("a container is not told its memory limit: it can be any of %s, which differ in it", keys)
+        return limits
 
     async def _short_of_memory(self, shares: Mapping[str, int]) -> Rejection | None:
         """Return why a GPU's memory is not enough, after asking the API server; None if it is, or cannot be asked.
@@ -225,9 +246,11 @@ class DevicePlugin(DevicePluginServicer):
             _log.warning("the API server did not list the node's pods in time")
             return None
 
-    async def _know_pending(self, size: int) -> None:
-        if all(pod.share_units != size for pod in self._state.pending()):
-            await self._refresh()
+    async def _know_pending(self, size: int) -> bool:
+        """Ask the API server unless a pod of this size waits for its ids; return whether the pods are known."""
+        if any(pod.share_units == size for pod in self._state.pending()):
+            return True
+        return await self._refresh() is not None
 
 
 def options() -> api_pb2.DevicePluginOptions:

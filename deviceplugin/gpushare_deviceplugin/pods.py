@@ -28,6 +28,8 @@ from gpushare.runtime.moments import unix_seconds
 # ended the pod's clients; a program has the rest of the period to save its state on SIGTERM.
 END_BEFORE_KILL_SECONDS: Final = 3.0
 THREAD_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+JAX_VARIABLES: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""JAX's names for the part of a GPU's memory that a process may take: the present one and the older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ManagedPod:
         problem: what is wrong with its annotations now, a sentence; empty if nothing is.
         workload: key that links pods of one kind.
         own_percentage: lowest thread percentage that its containers set themselves; None if none does.
+        sets_jax_memory: whether one of its containers sets one of JAX_VARIABLES, as far as the pod object shows.
         processes: CUDA processes that share its cap.
         has_class: whether its own annotation names its class. is_auto: whether its fraction is `auto`.
         probe_seconds: shortest time-out of its containers' probes; None without probes.
@@ -62,6 +65,7 @@ class ManagedPod:
     ends_at: float | None = None
     grace_seconds: float = 0.0
     own_percentage: int | None = None
+    sets_jax_memory: bool = False
     processes: int = 1
     has_class: bool = False
     is_auto: bool = False
@@ -125,6 +129,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         ends_at=None if math.isinf(kill_at) else end_of_clients(kill_at, grace_seconds),
         grace_seconds=grace_seconds,
         own_percentage=_own_percentage(spec),
+        sets_jax_memory=any(True for name in JAX_VARIABLES for _ in values_of_variable(spec, name)),
         processes=processes,
         has_class=names.CLASS in pod.annotations,
         is_auto=pod.annotations.get(names.FRACTION) == AUTO,

@@ -267,6 +267,18 @@ class NodeState:
         ]
         return [pod for pod in fitting if self._is_pending(pod)] or fitting
 
+    def candidates(self, size: int) -> list[ManagedPod]:
+        """Return every pod that an Allocate call for so many ids can be for, however unlikely.
+
+        So a pod that was only presumed to have its ids is one, and one that was decided for another GPU. A pod
+        that kubelet lists has its ids; one that is being deleted does not start any more.
+        """
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod.share_units == size and pod.uid not in self._listed and not pod.is_over and pod.ends_at is None
+        ]
+
     def holding(self, uuid: str) -> list[ManagedPod]:
         """Return the decided pods that hold memory of a GPU.
 

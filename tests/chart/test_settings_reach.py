@@ -13,6 +13,7 @@ from gpushare.mps import host as mps_host
 from gpushare_deviceplugin import options as agent_options
 from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.outside import OutsidePolicy
+from gpushare_deviceplugin.pods import JAX_VARIABLES
 from gpushare_operator.admission import __main__ as admission_main
 from gpushare_operator.running import Environment
 
@@ -40,6 +41,7 @@ NONSENSE: dict[str, list[object]] = {
     "nodes.taints": ["nvidia.com/gpu", [""], ["a b"], ["a", "a"], [{"key": "a"}], ["/gpu"], ["a,b"], True, {}],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
+    "agent.jaxMemoryVariable": ["LD_PRELOAD", "xla_client_mem_fraction", True, 0.5, [], {}],
     "mps.maxClientsPerPod": [0, 49, -1, 1.5, "16", True, []],
     "mps.endStrangers": ["false", "no", "", 0, 1, [], {}],
 }
@@ -212,6 +214,12 @@ def test_outside_mps_reaches_the_agent_and_brings_its_capability(render: Render,
     agent, _ = containers(workloads(objects)["agent"])
     added = agent["securityContext"]["capabilities"].get("add") or []
     assert ("KILL" in added) is (policy is not OutsidePolicy.EVENT)
+
+
+@pytest.mark.parametrize("name", ["", *JAX_VARIABLES])
+def test_the_variable_for_jax_reaches_the_agent(render: Render, name: str) -> None:
+    assert Installation(render(nested("agent.jaxMemoryVariable", name))).agent.jax_variable == name
+    assert Installation(render({})).agent.jax_variable == "", "nobody's JAX is changed unasked"
 
 
 @pytest.mark.parametrize("ends", [True, False])
