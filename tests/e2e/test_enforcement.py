@@ -45,6 +45,54 @@ def test_a_higher_cap_or_memory_limit_in_the_processs_environment_changes_nothin
     assert "iterations/s" not in space.log("too-much")
 
 
+# What a container is told; kubelet replaces the last word, which becomes the shell's $0.
+TELL = (
+    "sh",
+    "-c",
+    "env | grep -E '^GPUSHARE_(MEMORY|THREAD)'; echo argument=$0; echo end; sleep 600",
+    "$(GPUSHARE_MEMORY_FRACTION)",
+)
+
+
+def told(space: Namespace, name: str) -> dict[str, str]:
+    """The variables that a container of TELL found, and its argument."""
+    lines = wait_for(
+        f"what {name} was told",
+        lambda: (lines := space.log(name).split())[-1:] == ["end"] and lines[:-1],
+        seconds=40,
+    )
+    found = dict(line.split("=", 1) for line in lines)
+    assert len(found) == len(lines), lines  # the runtime leaves one value of each name
+    return found
+
+
+def test_a_container_is_told_its_limits_and_its_own_entry_wins(space: Namespace):
+    own = {"GPUSHARE_MEMORY_FRACTION": "0.01"}
+    space.create(
+        space.tenant("told", "0.2", memory="8Gi", command=TELL),
+        space.tenant("own", "0.3", memory="8Gi", command=TELL, env=own),
+    )
+    pod, other = space.running("told", "own")
+    uuid, percent, limit_mib = decided(pod)
+    found = told(space, "told")
+    assert (found["GPUSHARE_MEMORY_MIB"], found["GPUSHARE_THREAD_PERCENTAGE"]) == (str(limit_mib), str(percent))
+    (total_mib,) = (gpu["memoryMiB"] for gpu in space.cluster.gpus() if gpu["uuid"] == uuid)
+    assert 0.8 * limit_mib < float(found["GPUSHARE_MEMORY_FRACTION"]) * total_mib < limit_mib
+    assert found["argument"] == found["GPUSHARE_MEMORY_FRACTION"]
+    threads = str(decided(other)[1])
+    changed = {**own, "argument": "0.01", "GPUSHARE_THREAD_PERCENTAGE": threads}
+    assert told(space, "own") == {**found, **changed}
+
+
+def test_pods_of_one_share_that_come_together_are_never_told_each_others_memory(space: Namespace):
+    """Kubelet does not name the pod for which it allocates, and these differ in nothing that it does name."""
+    limits = {f"pod-{gib}": gib * 1024 for gib in (2, 4, 6, 8)}
+    space.create(*(space.tenant(name, "0.2", memory=f"{mib}Mi", command=TELL) for name, mib in limits.items()))
+    space.running(*limits)
+    for name, mib in limits.items():
+        assert told(space, name).get("GPUSHARE_MEMORY_MIB") in {None, str(mib)}, name
+
+
 def test_two_processes_of_one_pod_share_one_memory_limit(space: Namespace):
     space.create(
         space.tenant("pair", "0.3", "--processes", "2", "--memory-mib", "3000", memory="4Gi", processes=2)

@@ -24,7 +24,10 @@ def found(bench: ChartBench) -> Details:
 
 
 def greedy(bench: ChartBench) -> Details:
-    """Pods that ask for 95% of the threads and 120 GB see their own SMs and memory, whoever they run as."""
+    """Pods that ask for 95% of the threads and 120 GB see their own SMs and memory, whoever they run as.
+
+    Their environment tells them the same: their limits, and a part of the GPU's total that is free for them.
+    """
     user = {"runAsUser": 1001, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     shares = {"fifth": ("0.2", "8Gi"), "most": ("0.6", "20Gi"), "user": ("0.1", "2Gi")}
     bench.start(
@@ -33,7 +36,7 @@ def greedy(bench: ChartBench) -> Details:
         bench.pod("user", bench.cuda("run", 20, 0, GREEDY), *shares["user"], security=user),
     )
     result: Details = {}
-    sms = bench.gpus()[0]["smCount"]
+    sms, gpu_mib = bench.gpus()[0]["smCount"], bench.gpus()[0]["memoryMiB"]
     for name, (fraction, memory) in shares.items():
         seen = bench.until(name, "context")
         most = int(sms * float(fraction))
@@ -42,7 +45,15 @@ def greedy(bench: ChartBench) -> Details:
         must(
             limit - CONTEXT_MIB <= seen["free_mib"] <= limit, f"{name} sees {seen['free_mib']} MiB under {memory}"
         )
-        result[name] = {key: seen[key] for key in ("sms", "free_mib", "total_mib")}
+        told = seen["told"]
+        must(told.get("GPUSHARE_MEMORY_MIB") == str(limit), f"{name} is told {told}, has {memory}")
+        cap = str(round(100 * float(fraction)))
+        must(told.get("GPUSHARE_THREAD_PERCENTAGE") == cap, f"{name} is told {told}, has {cap}%")
+        planned = float(told.get("GPUSHARE_MEMORY_FRACTION", "0")) * max(gpu_mib, seen["total_mib"])
+        must(
+            limit // 3 <= planned <= seen["free_mib"], f"{name} plans {planned:.0f} MiB, told {told}, sees {seen}"
+        )
+        result[name] = {key: seen[key] for key in ("sms", "free_mib", "total_mib", "told")}
     for name in shares:
         bench.until(name, "kernel")
     return result

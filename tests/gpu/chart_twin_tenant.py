@@ -21,6 +21,13 @@ def say(event: str, **more: object) -> None:
     print(json.dumps({"t": round(time.time(), 3), "pid": os.getpid(), "event": event, **more}), flush=True)
 
 
+def limits() -> dict[str, str]:
+    """What this container is told of its limits (docs/adr/0250)."""
+    return {
+        key: value for key, value in os.environ.items() if key.startswith(("GPUSHARE_MEMORY", "GPUSHARE_THREAD"))
+    }
+
+
 def outside(seconds: float) -> None:
     """Run without MPS, as CUDA does; the twin's driver knows such processes by this name."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
@@ -60,6 +67,7 @@ def main() -> None:
         sms=got.sm_count,
         free_mib=memory - 125,
         total_mib=memory,
+        told=limits(),
         gpus=[got.gpu_uuid],
     )
     try:

@@ -75,6 +75,13 @@ def say(event: str, **more: object) -> None:
     print(json.dumps({"t": round(time.time(), 3), "pid": os.getpid(), "event": event, **more}), flush=True)
 
 
+def limits() -> dict[str, str]:
+    """What this container is told of its limits (docs/adr/0250)."""
+    return {
+        key: value for key, value in os.environ.items() if key.startswith(("GPUSHARE_MEMORY", "GPUSHARE_THREAD"))
+    }
+
+
 class Cuda:
     """One context on GPU 0."""
 
@@ -157,7 +164,8 @@ def main() -> None:
     sms = cuda.attribute(SM_COUNT)
     free, total = cuda.memory_mib()
     taken = round(time.time() - began, 3)
-    say("context", start_s=taken, sms=sms, free_mib=free, total_mib=total, gpus=cuda.gpus())
+    gpus, told = cuda.gpus(), limits()
+    say("context", start_s=taken, sms=sms, free_mib=free, total_mib=total, told=told, gpus=gpus)
     out = cuda.allocate(4096)
     if out is None:
         say("error", what="first allocation", code=OUT_OF_MEMORY, error="out of memory")

@@ -7,7 +7,7 @@ import argparse
 import os
 import time
 
-from cuda_tenant import say
+from cuda_tenant import limits, say
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
         sms=properties.multi_processor_count,
         free_mib=free >> 20,
         total_mib=total >> 20,
+        told=limits(),
     )
     step = PROGRAMS[options.program]()
     step()
