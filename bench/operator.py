@@ -21,9 +21,9 @@ from gpushare.core.admission import Defaults
 from gpushare.core.api import Decision, names
 from gpushare.core.control import OperatorSettings
 from gpushare.kube import GPUSHARES, PODS, AlreadyExists, Api, Page, Resource
+from gpushare_operator.listings import KopfListings, WatchedResource
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
-from gpushare_operator.relist import Relist
 from gpushare_operator.running import watched_resources
 
 Json = dict[str, Any]
@@ -152,7 +152,7 @@ async def measure(scene: Scene) -> Result:
     started, processor = time.monotonic(), time.thread_time()
     lists = watched_resources(intake)
     for watched in reversed(lists) if scene.pods_first else lists:
-        await Relist(cast("Api", memory), watched, None).look()
+        await show_list(memory, watched)
     tasks.append(asyncio.create_task(reconciler.run()))
     while (  # noqa: ASYNC110 - counting must not be part of the work
         metrics.registry.get_sample_value("gpushare_operator_queue_length") or placements(memory) < scene.pods
@@ -168,6 +168,18 @@ async def measure(scene: Scene) -> Result:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return result
+
+
+async def show_list(memory: Memory, watched: WatchedResource) -> None:
+    """Give the operator a list as Kopf's session does."""
+    listings = KopfListings(watched, None)
+    listings.begins(listings.path)
+    pages = [page async for page in memory.pages(watched.resource)]
+    for number, page in enumerate(pages, start=1):
+        token = {"continue": "more"} if number < len(pages) else {}
+        metadata = {"resourceVersion": page.resource_version, **token}
+        listings.page(listings.path, {"metadata": metadata, "items": page.items})
+        await asyncio.sleep(0)
 
 
 def placements(memory: Memory) -> int:

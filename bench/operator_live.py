@@ -27,7 +27,9 @@ from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api, Resource, connect
 
 Json = dict[str, Any]
 LOOK_SECONDS: Final = 0.2
-SCRAPE_SECONDS: Final = 5.0  # between two looks at the metrics: at every look they were half of the work measured
+# Between two looks at the metrics: at most what Prometheus usually waits; less near the estimated end.
+LONGEST_SCRAPE_SECONDS: Final = 15.0
+SHORTEST_SCRAPE_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 900.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CPU_FIELDS: Final = slice(11, 13)  # of /proc/PID/stat after the command's name: in user mode, in the kernel
@@ -117,6 +119,25 @@ def longest_stall_seconds(page: str) -> float:
     return min(bound for bound, count in looks.items() if count == looks[math.inf])
 
 
+class Pace:
+    """How fast a number falls, by the last two looks at it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def seconds_for(self, left: float, now: float) -> float:
+        """Return in how many seconds nothing will be left at the pace since the last look; inf if unknown."""
+        before, self._last = self._last, (left, now)
+        if before is None or before[0] <= left or before[1] >= now:
+            return math.inf
+        return left * (now - before[1]) / (before[0] - left)
+
+
+def until_next_scrape(estimated_seconds: float) -> float:
+    """Return how long to leave the metrics alone: at every look they were half of the work measured."""
+    return min(LONGEST_SCRAPE_SECONDS, max(SHORTEST_SCRAPE_SECONDS, 0.8 * estimated_seconds))
+
+
 def named_pods(share: Json) -> int:
     return len((share.get("status") or {}).get("placements") or ())
 
@@ -148,7 +169,7 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
     def spent() -> dict[str, float]:
         return {name: processor_seconds(pid) - before[name] for name, pid in pids.items()}
 
-    longest, begun, scrape_at = 0.0, False, started
+    longest, begun, scrape_at, pace = 0.0, False, started, Pace()
     named_after: tuple[float, dict[str, float]] | None = None
     async with asyncio.timeout(LONGEST_SECONDS):
         while True:
@@ -165,8 +186,9 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
                     continue
                 page = await _get(f"http://127.0.0.1:{metrics_port}/metrics")
                 found = samples(page)
-                scrape_at = time.monotonic() + SCRAPE_SECONDS
                 written = found.get("gpushare_operator_status_writes_total", 0.0)
+                left = expected - written if named_after is None else found["gpushare_operator_events_waiting"]
+                scrape_at = time.monotonic() + until_next_scrape(pace.seconds_for(left, time.monotonic()))
                 if written >= expected and not found["gpushare_operator_queue_length"]:
                     named_after = named_after or (time.monotonic() - started, spent())
                     if not found["gpushare_operator_events_waiting"]:

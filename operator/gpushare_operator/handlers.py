@@ -14,7 +14,7 @@ from typing import Any
 import kopf
 
 from gpushare.core.api import names
-from gpushare.kube import ApiError
+from gpushare.kube import PAGE_LIMIT, ApiError
 from gpushare_operator.running import Environment, Operator
 from gpushare_operator.session import log_in
 from gpushare_operator.storages import NoDiffBase, NoProgress
@@ -28,7 +28,8 @@ async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.persistence.progress_storage = NoProgress()
     settings.queueing.idle_timeout = 1.0  # a task for each of 20,000 objects need not live on for 5 s
     settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would be harmless too
-    settings.watching.initial_streaming = False  # start with a list, which `session` notices
+    settings.watching.initial_streaming = False  # start with a list, which `session` shows us
+    settings.watching.chunk_size = PAGE_LIMIT  # 20,000 objects in one answer would stop the event loop
     settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for each event and probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -50,8 +51,8 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.login()
 async def login(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> kopf.AiohttpSession:
-    """Log in, and report each list that Kopf takes to the operator."""
-    return await log_in(memo.operator.kopf_listed, settings)
+    """Log in, and show the operator each list that Kopf takes."""
+    return await log_in(memo.operator, settings)
 
 
 @kopf.on.cleanup()

@@ -23,8 +23,8 @@ class _Versions:
     def is_news(self, key: Hashable, version: int, *, deleted: bool) -> bool:
         """Return whether neither this nor a newer version of `key` is known; if so, remember this one.
 
-        Each state comes twice or more: lists are read twice, and the watch repeats the answers to our writes. A
-        deletion counts though its version is known, and so does an object without a version (0).
+        Each state comes twice or more: Kopf reports what its list had, and the watch repeats the answers to our
+        writes. A deletion counts though its version is known, and so does an object without a version (0).
         """
         known = self._of.get(key, 0)
         if version < known or (version == known and version and not deleted):

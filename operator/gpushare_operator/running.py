@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpushare.core.api import MANAGED_SELECTOR
 from gpushare.core.control import HygieneAction, HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
-from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsAndProbes, Route, metrics_route, probe_route
 from gpushare.runtime.options import Variables
 from gpushare.runtime.tasks import watch_lag, without_end
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
+from gpushare_operator.listings import KopfListings, WatchedResource
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import CONTROLLER, ShareReconciler
-from gpushare_operator.relist import Relist, WatchedResource
 from gpushare_operator.reports import NodeReport
 from gpushare_operator.retractor import Retractor
 from gpushare_operator.workloads import WorkloadCollector
@@ -101,7 +100,7 @@ class Operator:
         self._kopf: asyncio.Task[object] | None = None
         self._stack = AsyncExitStack()
         self._metrics = OperatorMetrics()
-        self._relists: list[Relist] = []
+        self._listings: list[KopfListings] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
         self._reconciler: ShareReconciler | None = None
@@ -138,15 +137,14 @@ class Operator:
                 controller=CONTROLLER,
             )
             self._learner = Learner(self._reconciler.world, self._metrics)
-            self._relists = [
-                Relist(api, watched, namespace)
+            self._listings = [
+                KopfListings(watched, namespace)
                 for watched in watched_resources(self.intake)
                 for namespace in self._environment.namespaces or (None,)
             ]
             self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
             await stack.enter_async_context(self._nodes)
-            self._tasks = [asyncio.create_task(one.run(), name=f"relist-{one.path}") for one in self._relists]
-            self._tasks.append(asyncio.create_task(self._work(), name="reconciler"))
+            self._tasks = [asyncio.create_task(self._work(), name="reconciler")]
             self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             self._tasks.append(
                 asyncio.create_task(watch_lag(self._metrics.lag.labels("operator").observe), name="loop-lag")
@@ -160,10 +158,15 @@ class Operator:
         """Stop everything that `start` started."""
         await self._stack.aclose()
 
-    def kopf_listed(self, path: str) -> None:
-        """Find the known objects that are gone, now that Kopf has listed `path`."""
-        for relist in self._relists:
-            relist.kopf_listed(path)
+    def begins(self, path: str) -> None:
+        """Note what is known, as Kopf asks for the list at `path`."""
+        for each in self._listings:
+            each.begins(path)
+
+    def page(self, path: str, body: Json) -> None:
+        """Record a page of Kopf's list at `path`, and what the whole list lacks."""
+        for each in self._listings:
+            each.page(path, body)
 
     async def _work(self) -> None:
         """Start working once every object is known: before that, GpuShares would seem to have no pods."""
@@ -171,7 +174,7 @@ class Operator:
         assert self._retractor is not None
         assert self._learner is not None
         assert self._nodes is not None
-        for event in (*(relist.done for relist in self._relists), self._nodes.synced):
+        for event in (*(each.done for each in self._listings), self._nodes.synced):
             await event.wait()
         self._synced = True
         world = self._reconciler.world
@@ -232,7 +235,7 @@ class Operator:
         stack.callback(server.close)
 
     def _missed(self, kind: str) -> int:
-        return sum(relist.missed for relist in self._relists if relist.watched.resource.kind == kind)
+        return sum(each.missed for each in self._listings if each.watched.resource.kind == kind)
 
 
 def watched_resources(intake: Intake) -> tuple[WatchedResource, ...]:
@@ -253,7 +256,6 @@ def watched_resources(intake: Intake) -> tuple[WatchedResource, ...]:
             intake.forget_pods,
             partial(intake.newest, PODS.kind),
             partial(intake.start_over, PODS.kind),
-            MANAGED_SELECTOR,
         ),
     )
 

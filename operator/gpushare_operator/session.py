@@ -1,16 +1,28 @@
-"""Kopf's connection to the API server, which reports each list that Kopf takes."""
+"""Kopf's connection to the API server, which shows each list that Kopf takes."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, Protocol
 
 import aiohttp
 import kopf
+import orjson
+from yarl import URL
 
-from gpushare.kube import ApiError, read_configuration
+from gpushare.kube import ApiError, Json, read_configuration
 
 
-async def log_in(listed: Callable[[str], None], settings: kopf.OperatorSettings) -> kopf.AiohttpSession:
-    """Log in as `gpushare.kube` does (in-cluster, else by kubeconfig); call `listed` with the path of each list.
+class ListObserver(Protocol):
+    """Receiver of the lists that Kopf takes."""
+
+    def begins(self, path: str) -> None:
+        """Learn that the first page of the list at `path` is about to be asked for."""
+
+    def page(self, path: str, body: Json) -> None:
+        """Read a page of the list at `path` before Kopf does."""
+
+
+async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kopf.AiohttpSession:
+    """Log in as `gpushare.kube` does (in-cluster, else by kubeconfig); show `observer` each page of each list.
 
     Kopf's own `login_via_client` would load the Kubernetes package's synchronous client (ADR 0181).
 
@@ -22,19 +34,27 @@ async def log_in(listed: Callable[[str], None], settings: kopf.OperatorSettings)
     except ApiError as error:
         raise kopf.LoginError(str(error)) from error
 
-    async def heard(
-        _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
+    async def asked(
+        _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
     ) -> None:
-        if is_list(request):
-            listed(request.url.path)
+        if is_list(request.method, request.url) and "continue" not in request.url.query:
+            observer.begins(request.url.path)
+
+    class _Answer(aiohttp.ClientResponse):
+        async def json(self, **_: Any) -> Any:
+            body = await super().json(loads=orjson.loads)
+            if self.ok and is_list(self.method, self.url) and "items" in body:
+                observer.page(self.url.path, body)
+            return body
 
     trace = aiohttp.TraceConfig()
-    trace.on_request_end.append(heard)
+    trace.on_request_start.append(asked)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
         trust_env=info.trust_env,
         trace_configs=[trace],
+        response_class=_Answer,
     )
     return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
@@ -59,12 +79,6 @@ async def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     )
 
 
-def is_list(request: aiohttp.TraceRequestEndParams) -> bool:
-    """Return whether the answer is a list or its first page; later pages show the same moment."""
-    query = request.url.query
-    return (
-        request.method.upper() == "GET"
-        and request.response.status == 200
-        and "watch" not in query
-        and "continue" not in query
-    )
+def is_list(method: str, url: URL) -> bool:
+    """Return whether a request is one for a list, or for another object: for no watch."""
+    return method.upper() == "GET" and "watch" not in url.query

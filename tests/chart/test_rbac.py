@@ -38,7 +38,7 @@ Right = tuple[str, str, str]  # group, resource with its subresource, verb
 # Rights that no call of ours shows, each with its reason.
 BESIDES: dict[str, set[Right]] = {
     "operator": {
-        # Kopf lists and watches these for the handlers, Relist by its table; the others tell Kopf what is.
+        # Kopf lists and watches these for the handlers; the others tell Kopf what is.
         *(("gpushare.io", "gpushares", verb) for verb in ("list", "watch")),
         *(("", "pods", verb) for verb in ("list", "watch")),
         *(("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("get", "list", "watch")),

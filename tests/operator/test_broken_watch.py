@@ -106,7 +106,7 @@ class Words:
 async def test_kopf_does_not_report_what_a_new_list_lacks(
     real_api: Api, namespace: str, cable: Cable, api_server: Any, kopf_alone: Words
 ) -> None:
-    """Why `relist` exists. When this fails, Kopf has learnt to, and `relist` can go."""
+    """Why `listings` exists. When this fails, Kopf has learnt to, and `listings` can go."""
     await share(real_api, namespace, "goes")
     await share(real_api, namespace, "stays")
     await kopf_alone.until(" goes index", " stays index")

@@ -7,7 +7,10 @@ from typing import Any
 import kopf
 import pytest
 import yaml
+from aiohttp import web
 
+from gpushare.kube import Json
+from gpushare_operator import session
 from gpushare_operator.session import log_in
 
 IN_CLUSTER = "kubernetes.aio.config.incluster_config"
@@ -25,9 +28,22 @@ def service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_certif
     return tmp_path
 
 
+class Observed:
+    """What Kopf's session showed, in order."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str, Json | None]] = []
+
+    def begins(self, path: str) -> None:
+        self.shown.append(("begins", path, None))
+
+    def page(self, path: str, body: Json) -> None:
+        self.shown.append(("page", path, body))
+
+
 async def logged_in() -> tuple[str, dict[str, str], ssl.SSLContext]:
     """The server, the headers of every request, and whom TLS trusts."""
-    found = await log_in(lambda _path: None, kopf.OperatorSettings())
+    found = await log_in(Observed(), kopf.OperatorSettings())
     async with found.aiohttp_session as session:
         connector: Any = session.connector
         return found.server, dict(session.headers), connector._ssl
@@ -78,3 +94,55 @@ async def test_without_credentials_kopf_is_told_which_were_looked_for(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(kopf.LoginError, match="missing"):
         await logged_in()
+
+
+PODS = "/api/v1/pods"
+FIRST = {"metadata": {"resourceVersion": "5", "continue": "xyz"}, "items": [{"metadata": {"uid": "a"}}]}
+LAST = {"metadata": {"resourceVersion": "5"}, "items": []}
+
+
+@pytest.fixture
+async def answering(monkeypatch: pytest.MonkeyPatch, free_port: int) -> Any:
+    """An API server of two pages, of refusals, of watches and of objects; returns its address."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/refused":
+            return web.json_response({"kind": "Status", "items": []}, status=503)
+        if request.path != PODS:
+            return web.json_response({"metadata": {"name": "web"}})
+        return web.json_response(LAST if "continue" in request.query else FIRST)
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    address = f"http://127.0.0.1:{free_port}"
+    await web.TCPSite(runner, "127.0.0.1", free_port).start()
+
+    async def connection(_: kopf.OperatorSettings) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=address)
+
+    monkeypatch.setattr(session, "_connection", connection)
+    yield address
+    await runner.cleanup()
+
+
+async def test_each_page_of_a_list_is_shown_before_kopf_reads_it_and_nothing_else_is(answering: str) -> None:
+    observed = Observed()
+    found = await log_in(observed, kopf.OperatorSettings())
+    async with found.aiohttp_session as kopfs:
+
+        async def ask(method: str, path: str) -> Any:
+            async with kopfs.request(method, answering + path) as response:
+                return await response.json()
+
+        assert await ask("get", f"{PODS}?limit=500") == FIRST
+        assert observed.shown == [("begins", PODS, None), ("page", PODS, FIRST)]
+        assert await ask("get", f"{PODS}?limit=500&continue=xyz") == LAST
+        assert observed.shown[2:] == [("page", PODS, LAST)]
+        await ask("get", f"{PODS}?watch=true&resourceVersion=5")
+        await ask("patch", PODS)
+        assert len(observed.shown) == 3
+        await ask("get", "/refused")
+        await ask("get", f"{PODS}/web")
+        assert [event for event, _, _ in observed.shown[3:]] == ["begins", "begins"], "no page of theirs"

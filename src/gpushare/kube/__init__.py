@@ -7,6 +7,7 @@ async with connect() as api:
 """
 
 from gpushare.kube.api import (
+    PAGE_LIMIT,
     Api,
     Json,
     Listing,
@@ -53,6 +54,7 @@ __all__ = [
     "LEASES",
     "NAMESPACES",
     "NODES",
+    "PAGE_LIMIT",
     "PODS",
     "SECRETS",
     "AlreadyExists",

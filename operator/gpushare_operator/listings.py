@@ -1,0 +1,99 @@
+"""Record Kopf's own lists, and notice deletions that happened while Kopf had no watch open.
+
+When a watch cannot be continued (410 Gone: the API server restarted, or its history was compacted), Kopf lists
+again and watches from there. It reports the objects in the list, but not the ones missing from it (ADR 0102). So
+its session shows us each page of its lists, and known objects that a whole list lacks are forgotten. Kopf's watch
+begins at that list and reports all later deletions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpushare.kube import Json, Resource
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedResource:
+    """A resource type that Kopf watches, with the functions that keep its known objects.
+
+    Attributes:
+        take: records an object of a list.
+        known: returns the uids known in a namespace (None: in all).
+        forget: forgets these uids as deleted at that resourceVersion; returns how many were still known.
+        newest: returns the newest resourceVersion known of any object.
+        start_over: forgets which versions are known, but no object.
+    """
+
+    resource: Resource
+    take: Callable[[Json], None]
+    known: Callable[[str | None], set[str]]
+    forget: Callable[[set[str], int], int]
+    newest: Callable[[], int]
+    start_over: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _OpenList:
+    """A list of which pages are still to come: what was known before it, and what its pages had so far."""
+
+    before: set[str]
+    newest: int
+    present: set[str]
+
+
+class KopfListings:
+    """Kopf's lists of one resource type of one namespace (None: of all), page by page.
+
+    A list is never older than what was known before it was asked for, unless etcd was restored from a backup.
+
+    Attributes:
+        path: of the list in the API.
+        done: set once the first list was recorded.
+        missed: deletions that no watch reported.
+    """
+
+    def __init__(self, watched: WatchedResource, namespace: str | None) -> None:
+        self.watched = watched
+        self.done = asyncio.Event()
+        self.missed = 0
+        self._namespace = namespace
+        self.path = watched.resource.path(namespace=namespace)
+        self._open: _OpenList | None = None
+
+    def begins(self, path: str) -> None:
+        """Note what is known as Kopf asks for a list's first page, if it is ours.
+
+        Args:
+            path: of the request, possibly behind a prefix of the API server's address.
+        """
+        if path.endswith(self.path):
+            self._open = _OpenList(self.watched.known(self._namespace), self.watched.newest(), set())
+
+    def page(self, path: str, body: Json) -> None:
+        """Record every object of a page; after the last one forget known objects that no page had."""
+        if not path.endswith(self.path) or (listed := self._open) is None:
+            return
+        watched, metadata = self.watched, body.get("metadata") or {}
+        version = int(metadata.get("resourceVersion") or 0)
+        if 0 < version < listed.newest:
+            _log.warning(
+                "%s is at version %d after %d, as if restored from a backup: its list is taken for the newest",
+                *(self.path, version, listed.newest),
+            )
+            watched.start_over()
+            listed.newest = 0
+        for obj in body.get("items") or ():
+            listed.present.add(obj["metadata"]["uid"])
+            watched.take(obj)
+        if metadata.get("continue"):
+            return
+        self._open = None
+        missed = watched.forget(listed.before - listed.present, version)
+        if missed:
+            _log.info("%d objects at %s were deleted while no watch was open", missed, self.path)
+        self.missed += missed
+        self.done.set()
