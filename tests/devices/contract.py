@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from gpushare.core.gpu import ComputeMode, Devices, DevicesError, Health
 
+WELL_AGAIN_SECONDS = 120.0  # a real side waits for a minute without a further XID
+
 
 def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
     """Hold a side to the Protocol's words.
@@ -48,6 +50,53 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
             assert not error.retryable  # noqa: PT017 - also run by tests/gpu without pytest
         else:
             raise AssertionError(f"{call} knows a GPU that is not there")
+
+
+def check_lost(
+    devices: Devices, lose: Callable[[str], None], find: Callable[[str], None], sleep: Callable[[float], None]
+) -> None:
+    """Hold a side to this: a GPU that falls off the bus is unhealthy alone, and healthy when it is found again.
+
+    Args:
+        lose: lets a GPU fall off the bus, with the XID that the driver then reports, if the side has any.
+        find: brings it back.
+        sleep: lets the side's clock move by so many seconds.
+    """
+    uuids = [gpu.uuid for gpu in devices.list()]
+    assert len(uuids) > 1, "one GPU alone tells nothing"
+    for lost in uuids:
+        for uuid in uuids:
+            devices.sample(uuid)
+        lose(lost)
+        for _ in range(3):
+            sleep(1.0)
+            for uuid in uuids:
+                if uuid == lost:
+                    _check_is_lost(devices, uuid)
+                    continue
+                assert devices.health(uuid).health is Health.HEALTHY, devices.health(uuid)
+                assert devices.sample(uuid) is not None
+                devices.processes(uuid)
+        assert [gpu.uuid for gpu in devices.list()] == uuids, "it stays listed, with its reason"
+        find(lost)
+        sleep(WELL_AGAIN_SECONDS)
+        assert devices.health(lost).health is Health.HEALTHY
+        assert devices.sample(lost) is None  # no window spans the gap
+        sleep(1.0)
+        assert devices.sample(lost) is not None
+
+
+def _check_is_lost(devices: Devices, uuid: str) -> None:
+    health = devices.health(uuid)
+    assert health.health is Health.UNHEALTHY
+    assert health.reason.startswith("the driver lost the GPU: ")
+    for call in (devices.sample, devices.processes, devices.compute_mode):
+        try:
+            call(uuid)
+        except DevicesError as error:
+            assert error.retryable  # noqa: PT017 - as above
+        else:
+            raise AssertionError(f"{call} answers for a GPU that is lost")
 
 
 def check_compute_mode(devices: Devices) -> None:

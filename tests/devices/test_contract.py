@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.devices.contract import check_compute_mode, check_contract
+from tests.devices.contract import check_compute_mode, check_contract, check_lost
 
 from gpushare.core.gpu import Counters, DevicesError
 from gpushare.mps.layout import GpuDirectory, write_atomically
-from gpushare.twin.devices import SimulatedDevices
+from gpushare.twin.devices import SimulatedDevices, lost_mark
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 
@@ -58,6 +58,23 @@ def test_simulated(tmp_path: Path) -> None:
         (77, True),
         (78, False),
     ]
+
+
+def test_a_simulated_gpu_that_falls_off_the_bus(tmp_path: Path) -> None:
+    clock = Clock()
+    write_twin(tmp_path, clock)
+    devices = SimulatedDevices(parse_simulated("H200:2", "n"), tmp_path, clock)
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        write_twin(tmp_path, clock)
+
+    check_lost(
+        devices,
+        lambda uuid: lost_mark(tmp_path, uuid).touch(),
+        lambda uuid: lost_mark(tmp_path, uuid).unlink(),
+        sleep,
+    )
 
 
 def test_a_twin_that_stopped_gives_no_figures_instead_of_old_ones(tmp_path: Path) -> None:

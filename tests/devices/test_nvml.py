@@ -12,8 +12,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
-from tests.devices.contract import check_compute_mode, check_contract
+from fakenvml import HANDLE, MIB, OTHER_HANDLE, OTHER_UUID, UNKNOWN, UUID, FakeNvml, installed
+from tests.devices.contract import check_compute_mode, check_contract, check_lost
 
 from gpushare.core.gpu import ComputeMode, DevicesError, Health
 from gpushare.devices import listing
@@ -84,6 +84,17 @@ def test_the_contract(devices: NvmlDevices, clock: Clock, driver: FakeNvml) -> N
     assert driver.samples
     devices.close()
     assert (driver.samples, driver.opened) == (set(), 0)
+
+
+def test_the_contract_of_a_gpu_that_falls_off_the_bus(driver: FakeNvml, clock: Clock) -> None:
+    """Before: the driver tells no UUID of such a GPU, so its XID took every GPU of the node out of service."""
+    driver.gpus[OTHER_HANDLE] = OTHER_UUID
+    handles = {uuid: handle for handle, uuid in driver.gpus.items()}
+
+    def lose(uuid: str) -> None:
+        driver.lost, driver.events = {handles[uuid]}, [(handles[uuid], 79)]
+
+    check_lost(NvmlDevices.open(clock), lose, lambda _: driver.lost.clear(), clock.sleep)
 
 
 def test_counters_are_ratios_and_what_failed_is_absent(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pynvml
 import pytest
-from fakenvml import HANDLE, UUID, FakeNvml, installed
+from fakenvml import HANDLE, OTHER_HANDLE, OTHER_UUID, UUID, FakeNvml, installed
 
 from gpushare.core.gpu import Health
 from gpushare.devices.nvml import NvmlDevices
@@ -99,3 +99,31 @@ def test_a_driver_that_cannot_say_whether_it_recovered_keeps_the_gpu_unhealthy(
     devices.health(UUID)
     clock.sleep(2 * QUIET_SECONDS)
     assert devices.health(UUID).health is Health.UNHEALTHY
+
+
+def test_an_xid_of_a_gpu_that_fell_off_the_bus_is_that_gpus_alone(driver: FakeNvml, clock: Clock) -> None:
+    """Its UUID cannot be asked for any more; its handle is known."""
+    driver.gpus[OTHER_HANDLE] = OTHER_UUID
+    devices = NvmlDevices.open(clock)
+    driver.lost, driver.events = {OTHER_HANDLE}, [(OTHER_HANDLE, 79)]
+    assert devices.health(UUID).health is Health.HEALTHY
+    driver.lost = set()
+    assert "XID 79: see" in devices.health(OTHER_UUID).reason
+
+
+def test_an_xid_of_a_gpu_that_the_driver_does_not_name_counts_for_all_and_says_so(
+    driver: FakeNvml, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.gpus[OTHER_HANDLE] = OTHER_UUID
+    devices = NvmlDevices.open(clock)
+    driver.events = [(OTHER_HANDLE, 95), (0x7F00_0000_0000, 79)]
+    driver.codes["nvmlDeviceGetUUID"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    reason = "XID 79 of one of this node's GPUs, it is not known which: see NVIDIA's list of XID errors; "
+    assert devices.health(UUID).reason == reason + "the GPU may need a reset"
+    assert devices.health(OTHER_UUID).reason.startswith("XID 95: see"), "what is known of it stays"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"GPU {OTHER_UUID} reports XID 95",
+        "XID 79 of a GPU that the driver does not name: no GPU of this node gets new pods",
+    ]
+    clock.sleep(QUIET_SECONDS)
+    assert devices.health(UUID).health is Health.HEALTHY, "the driver says that it needs nothing"

@@ -1,4 +1,4 @@
-"""libnvidia-ml.so.1 as pynvml calls it: C functions over one H200 that a test may change or break.
+"""libnvidia-ml.so.1 as pynvml calls it: C functions over H200s, one unless a test adds some, to change or break.
 
 pynvml itself runs: what it passes goes through ctypes to C functions with the types of nvml.h, and what they
 answer is written to the addresses that it gave.
@@ -15,6 +15,8 @@ import pytest
 
 UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000001"
 HANDLE = 0x7F00_1234_5678  # of more than 32 bits, as real ones
+OTHER_UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000002"
+OTHER_HANDLE = 0x7F00_1235_5678
 EVENTS = 0x7F00_AAAA_0000
 FIRST_SAMPLE = 0x7F00_BBBB_0000
 MIB = 2**20
@@ -44,9 +46,10 @@ def put_text(text: bytes, address: int, length: int) -> None:
 
 
 class FakeNvml:
-    """One H200.
+    """A node's H200s.
 
     Attributes:
+        gpus: their UUIDs by handle; lost: those that fell off the bus; is_lost: whether all did.
         missing: functions that this driver does not have; codes: what a function returns instead of an answer.
         broken_gpus: how many further GPUs are counted that cannot be opened.
         clock_mhz: the SM clock now; clocks: of further GPUs by handle, which have nothing else; clock_reads: how
@@ -59,7 +62,9 @@ class FakeNvml:
     def __init__(self) -> None:
         self.missing: set[str] = set()
         self.codes: dict[str, int] = {}
+        self.gpus = {HANDLE: UUID}
         self.is_lost = False
+        self.lost: set[int] = set()
         self.broken_gpus = 0
         self.mig = 0
         self.compute_mode = 0
@@ -78,11 +83,12 @@ class FakeNvml:
         self.opened = 0
         self.marks = 0
         self.samples: set[int] = set()
+        self._sampled: dict[int, int] = {}  # the GPU that a sample was last taken of
         self.broken: list[BaseException] = []
 
     def _check(self, handle: int) -> int:
-        assert handle == HANDLE
-        return int(pynvml.NVML_ERROR_GPU_IS_LOST) if self.is_lost else 0
+        assert handle in self.gpus
+        return int(pynvml.NVML_ERROR_GPU_IS_LOST) if self.is_lost or handle in self.lost else 0
 
     @c_function(c_uint)
     def nvmlInitWithFlags(self, flags: int) -> None:
@@ -105,31 +111,32 @@ class FakeNvml:
 
     @c_function(c_void_p)
     def nvmlDeviceGetCount_v2(self, count: int) -> None:
-        put(c_uint, count, 1 + self.broken_gpus)
+        put(c_uint, count, len(self.gpus) + self.broken_gpus)
 
     @c_function(c_uint, c_void_p)
     def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: int) -> int | None:
-        if index:
-            assert index <= self.broken_gpus
+        if index >= len(self.gpus):
+            assert index < len(self.gpus) + self.broken_gpus
             return int(pynvml.NVML_ERROR_GPU_IS_LOST)
-        put(c_void_p, handle, HANDLE)
+        put(c_void_p, handle, list(self.gpus)[index])
         return None
 
     @c_function(ctypes.c_char_p, c_void_p)
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: int) -> int | None:
-        if uuid != UUID.encode():
+        found = next((each for each, name in self.gpus.items() if name.encode() == uuid), None)
+        if found is None:
             return int(pynvml.NVML_ERROR_NOT_FOUND)
-        put(c_void_p, handle, HANDLE)
-        return self._check(HANDLE)
+        put(c_void_p, handle, found)
+        return self._check(found)
 
     @c_function(c_void_p, c_void_p, c_uint)
-    def nvmlDeviceGetUUID(self, handle: int, text: int, length: int) -> None:
-        assert handle == HANDLE
-        put_text(UUID.encode(), text, length)
+    def nvmlDeviceGetUUID(self, handle: int, text: int, length: int) -> int:
+        put_text(self.gpus[handle].encode(), text, length)
+        return self._check(handle)
 
     @c_function(c_void_p, c_void_p, c_uint)
     def nvmlDeviceGetName(self, handle: int, text: int, length: int) -> None:
-        assert handle == HANDLE
+        assert handle in self.gpus
         put_text(b"NVIDIA H200", text, length)
 
     @c_function(c_void_p, c_void_p, c_void_p)
@@ -244,11 +251,12 @@ class FakeNvml:
     @c_function(c_void_p)
     def nvmlGpmSampleFree(self, sample: int) -> int:
         self.samples.remove(sample)
-        return self._check(HANDLE)
+        return self._check(self._sampled.get(sample, HANDLE))
 
     @c_function(c_void_p, c_void_p)
     def nvmlGpmSampleGet(self, handle: int, sample: int) -> int:
         assert sample in self.samples
+        self._sampled[sample] = handle
         self.marks += 1
         return self._check(handle)
 
@@ -265,7 +273,7 @@ class FakeNvml:
             metric.nvmlReturn, metric.value = self.gpm.get(
                 metric.metricId, (0, 90.0 + self.marks % 9 if is_moving else 0.0)
             )
-        return self._check(HANDLE)
+        return max(self._check(self._sampled[sample]) for sample in samples)
 
 
 class Library:

@@ -1,9 +1,11 @@
 """XID errors: the driver's reports that a GPU has failed, and what it needs to recover."""
 
 import contextlib
+import ctypes
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pynvml
@@ -19,6 +21,7 @@ QUIET_SECONDS: Final = 60.0  # how long no further XID may come before the drive
 # Between two questions what a GPU needs. An answer takes 0.1 ms of a core (H200, driver 580.159.04): with 8 GPUs
 # 0.01% of one.
 ACTION_SECONDS: Final = 10.0
+_OF_ANY: Final = " of one of this node's GPUs, it is not known which"
 _NEEDS: Final = {  # as in nvml.h; 5 to 7 have no name in older versions of pynvml
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "the GPU needs a reset",
     pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the node needs a reboot",
@@ -30,6 +33,25 @@ _NEEDS: Final = {  # as in nvml.h; 5 to 7 have no name in older versions of pynv
 }
 
 
+@dataclass(frozen=True, slots=True)
+class XidReport:
+    """A critical XID that counts for a GPU.
+
+    Attributes:
+        at: when it came, on the clock.
+        is_named: whether the driver said which GPU it is of; else it counts for all of the node.
+    """
+
+    number: int
+    at: float
+    is_named: bool = True
+
+    @property
+    def summary(self) -> str:
+        """Return the number, with the doubt if it may be another GPU's."""
+        return f"XID {self.number}{'' if self.is_named else _OF_ANY}"
+
+
 class XidWatch:
     """Collects XID events of the GPUs, without waiting for any.
 
@@ -39,20 +61,20 @@ class XidWatch:
     or the agent, and with it NVML, restarts.
 
     Attributes:
-        last: by GPU, the last critical XID and when it came, on the clock.
+        last: by GPU, the last critical XID.
     """
 
     def __init__(
         self,
         handles: Mapping[str, Any],
         clock: Callable[[], float],
-        last: Mapping[str, tuple[int, float]] | None = None,
+        last: Mapping[str, XidReport] | None = None,
     ) -> None:
         self._clock = clock
-        self.last: dict[str, tuple[int, float]] = dict(last or {})
+        self.last: dict[str, XidReport] = dict(last or {})
         self._actions: dict[str, tuple[float, int | None]] = {}  # by GPU, when we asked and what it needs
         self._events: Any = None
-        self._uuids = tuple(handles)
+        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
@@ -73,15 +95,14 @@ class XidWatch:
             return (
                 GpuHealth(Health.UNHEALTHY, f"the driver reports: {need}") if need else GpuHealth(Health.HEALTHY)
             )
-        xid, at = last
-        is_quiet = self._clock() - at >= QUIET_SECONDS
+        is_quiet = self._clock() - last.at >= QUIET_SECONDS
         action = self._action(uuid, handle, 0.0 if is_quiet else ACTION_SECONDS)
         if is_quiet and action == pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
             del self.last[uuid]
-            _log.info("GPU %s recovered from XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
+            _log.info("GPU %s recovered from XID %d", uuid, last.number, extra={"gpu": uuid, "xid": last.number})
             return GpuHealth(Health.HEALTHY)
         need = _need(action) or "the GPU may need a reset"
-        return GpuHealth(Health.UNHEALTHY, f"XID {xid}: see NVIDIA's list of XID errors; {need}")
+        return GpuHealth(Health.UNHEALTHY, f"{last.summary}: see NVIDIA's list of XID errors; {need}")
 
     def _action(self, uuid: str, handle: Any, max_age_seconds: float) -> int | None:
         """Return the recovery action that a GPU needs; None if the driver cannot report it."""
@@ -100,7 +121,7 @@ class XidWatch:
         Only a reset makes a GPU answer again in a new session that did not answer in the one before.
         """
         if uuid in self.last and self._action(uuid, handle, 0.0) is None:
-            xid, _ = self.last.pop(uuid)
+            xid = self.last.pop(uuid).number
             _log.info("GPU %s was found again after XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
 
     def close(self) -> None:
@@ -119,16 +140,38 @@ class XidWatch:
             xid = int(event.eventData)
             if xid in APPLICATION_XIDS:
                 continue
-            for uuid in self._named(event):
+            uuid = self._named(event)
+            if uuid is not None:
                 _log.error("GPU %s reports XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
-                self.last[uuid] = (xid, self._clock())
+                self.last[uuid] = XidReport(xid, self._clock())
+                continue
+            _log.error(
+                "XID %d of a GPU that the driver does not name: no GPU of this node gets new pods",
+                xid,
+                extra={"xid": xid},
+            )
+            now = self._clock()
+            for each in self._uuids.values():
+                self.last[each] = replace(self.last.get(each, XidReport(xid, now, is_named=False)), at=now)
 
-    def _named(self, event: Any) -> tuple[str, ...]:
-        """Return the GPU of an event, or all GPUs if it is unknown, as the event concerns one of them."""
+    def _named(self, event: Any) -> str | None:
+        """Return the GPU of an event; None if the driver does not say.
+
+        By its handle: an event has the one by which we registered the GPU (seen with XID 31 on an H200, driver
+        580.159.04), and one that fell off the bus does not tell its UUID any more.
+        """
+        known = self._uuids.get(_address(event.device))
+        if known is not None:
+            return known
         try:
-            return (str(pynvml.nvmlDeviceGetUUID(event.device)),)
+            return str(pynvml.nvmlDeviceGetUUID(event.device))
         except pynvml.NVMLError:
-            return self._uuids
+            return None
+
+
+def _address(handle: Any) -> int | None:
+    """Return what a handle points to, which is the same for each handle of a GPU until NVML is closed."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _recovery_action(handle: Any) -> int | None:

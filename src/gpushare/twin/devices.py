@@ -19,7 +19,17 @@ from gpushare.twin.gpus import SM_CLOCKS
 from gpushare.twin.mps.state import TwinState, state_reader
 
 MIN_WINDOW_SECONDS: Final = 0.1  # GPM's own minimum (docs/facts.md 21)
+_LOST: Final = "GPU is lost"  # as NVML says it
 STALE_SECONDS: Final = 5.0  # a twin writes every second or faster; an old file is no measurement
+
+
+def lost_mark(directory: Path, uuid: str) -> Path:
+    """Return the file with which whoever plays the hardware lets a GPU fall off the bus, for as long as it exists.
+
+    Args:
+        directory: the node's gpushare directory.
+    """
+    return GpuDirectory.of(directory, uuid).path / "twin-lost"
 
 
 class SimulatedDevices:
@@ -52,9 +62,11 @@ class SimulatedDevices:
         return None
 
     def health(self, uuid: str) -> GpuHealth:
-        """Return Healthy always: faults of the twin are its MPS server's, which the gate reports."""
+        """Return Healthy unless the GPU fell off the bus; the gate reports the faults of its MPS server."""
         if uuid not in self._readers:
             return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
+        if self._is_lost(uuid):
+            return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {_LOST}")
         return GpuHealth(Health.HEALTHY)
 
     def sample(self, uuid: str) -> GpuSample | None:
@@ -102,18 +114,29 @@ class SimulatedDevices:
         whole.replace(file)  # who reads meanwhile finds the old mode or the new one, never a part
 
     def _mode_file(self, uuid: str) -> Path:
-        if uuid not in self._readers:
-            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
+        self._check(uuid)
         return GpuDirectory.of(self._directory, uuid).path / "twin-compute-mode"
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
     def _state(self, uuid: str) -> TwinState | None:
-        reader = self._readers.get(uuid)
-        if reader is None:
+        self._check(uuid)
+        return self._readers[uuid].read()
+
+    def _is_lost(self, uuid: str) -> bool:
+        is_lost = lost_mark(self._directory, uuid).exists()
+        if is_lost:  # no window spans the gap
+            self._sampled_at.pop(uuid, None)
+            self._counted.pop(uuid, None)
+        return is_lost
+
+    def _check(self, uuid: str) -> None:
+        """Raise DevicesError where a driver would not answer for a GPU."""
+        if uuid not in self._readers:
             raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
-        return reader.read()
+        if self._is_lost(uuid):
+            raise DevicesError(f"GPU {uuid} does not answer: {_LOST}", retryable=True)
 
 
 def _mean(old: Mapping[str, float], new: Mapping[str, float], seconds: float) -> Counters:

@@ -106,7 +106,7 @@ class Devices(Protocol):
         ...
 
     def health(self, uuid: str) -> GpuHealth:
-        """Return a GPU's health; a GPU that vanished is Unhealthy with a reason, never an exception."""
+        """Return a GPU's health; one that vanished is Unhealthy, it alone, with a reason and no exception."""
         ...
 
     def sample(self, uuid: str) -> GpuSample | None:
