@@ -4,7 +4,8 @@ From NVIDIA/dcgm-exporter (Apache-2.0): pkg/dcgmexporter/pipeline.go of tags 3.1
 internal/pkg/rendermetrics/render_metrics.go of 4.2.0-4.1.0, 4.4.2-4.7.1 and commit d5e5f51 after 4.5.3 write
 `NAME{gpu,UUID[,pci_bus_id],device,modelName[,GPU_I_PROFILE,GPU_I_ID][,Hostname][,labels][,attributes]} VALUE`
 without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM has no value for, and writes
-"ERROR - FAILED TO CONVERT TO STRING" for a type that it does not know.
+"ERROR - FAILED TO CONVERT TO STRING" for a type that it does not know. server.go of the same
+tags answers /health.
 """
 
 import socket
@@ -25,6 +26,7 @@ from gpushare.devices.dcgm import (
     BACKOFF,
     REPEATS_SECONDS,
     ROUND_SECONDS,
+    VERSION_SECONDS,
     DcgmReadings,
     DcgmScrape,
     parse_exposition,
@@ -57,14 +59,17 @@ class Version:
     name: str
     has_pci: bool = True
     hostname: str = "Hostname"
+    health: tuple[int, str] = (200, "OK")  # once it has figures
+    health_headers: Mapping[str, str] = field(default_factory=dict)
+    reads_when_asked: bool = True
 
 
 VERSIONS = (
-    Version("3.1.8-3.1.5", has_pci=False),
-    Version("3.3.9-3.6.1"),
-    Version("4.2.0-4.1.0"),
-    Version("4.4.2-4.7.1"),
-    Version("after 4.5.3-4.8.2", hostname="hostname"),
+    Version("3.1.8-3.1.5", has_pci=False, reads_when_asked=False),
+    Version("3.3.9-3.6.1", reads_when_asked=False),
+    Version("4.2.0-4.1.0", health=(200, "KO")),
+    Version("4.4.2-4.7.1", health=(200, "KO")),
+    Version("after 4.5.3-4.8.2", hostname="hostname", health_headers={"X-Registry-Available": "true"}),
 )
 versions = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 
@@ -239,15 +244,28 @@ def test_an_exporter_that_was_away_for_long_has_not_read_for_long() -> None:
 
 
 @contextmanager
-def exporter(answers: Sequence[tuple[int, str]]) -> Iterator[str]:
-    """An exporter that gives these answers one after the other, and the last one for ever."""
-    left = list(answers)
+def exporter(answers: Sequence[tuple[int, str]], health: Sequence[Version] = ()) -> Iterator[str]:
+    """An exporter that gives these answers one after the other, and the last one for ever.
+
+    Args:
+        health: whose health pages it gives, in the same way; without any it has none.
+    """
+    left, versions_left = list(answers), list(health)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            code, text = left.pop(0) if len(left) > 1 else left[0]
+            headers: Mapping[str, str] = {}
+            if self.path == "/health" and versions_left:
+                version = versions_left.pop(0) if len(versions_left) > 1 else versions_left[0]
+                (code, text), headers = version.health, version.health_headers
+            elif self.path == "/health":
+                code, text = 404, "404 page not found"
+            else:
+                code, text = left.pop(0) if len(left) > 1 else left[0]
             self.send_response(code)
             self.send_header("Content-Type", "text/plain; charset=utf-8")
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -286,7 +304,10 @@ def test_the_devices_count_the_exporters_readings_once(monkeypatch: pytest.Monke
     clock = Clock()
     first = page(VERSIONS[2], Gpu(UUID, ALL))
     second = page(VERSIONS[2], Gpu(UUID, {**ALL, "DCGM_FI_PROF_SM_ACTIVE": 0.6}))
-    with installed(monkeypatch) as driver, exporter([(200, first), (200, first), (200, second)]) as url:
+    with (
+        installed(monkeypatch) as driver,
+        exporter([(200, first), (200, first), (200, second)], [VERSIONS[2]]) as url,
+    ):
         driver.has_gpm = False
         devices = NvmlDevices.open(clock, url)
         samples = []
@@ -298,6 +319,63 @@ def test_the_devices_count_the_exporters_readings_once(monkeypatch: pytest.Monke
     (last,) = samples[3:]
     assert last is not None
     assert (last.counters.sm_util, last.window_seconds) == (0.6, 2.0)
+    assert last.reach_seconds == REPEATS_SECONDS, (
+        "its interval is not known yet, but that it reads when it is asked"
+    )
+
+
+@versions
+def test_how_far_back_a_reading_reaches_depends_on_when_the_exporter_reads(version: Version) -> None:
+    with exporter([(200, page(version, Gpu(A, ALL)))], [version]) as url:
+        assert DcgmScrape(url).reach_intervals() == (1 if version.reads_when_asked else 2)
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        None,
+        Version("3.3 without figures", health=(503, "KO")),
+        Version("not UTF-8", health=(200, "KO, and more")),
+        Version("of something else", health=(200, "<html><body>sign in</body></html>")),
+    ],
+    ids=str,
+)
+def test_an_exporter_whose_version_cannot_be_told_is_taken_for_an_old_one(health: Version | None) -> None:
+    with exporter([(200, "")], [health] if health is not None else []) as url:
+        assert DcgmScrape(url).reach_intervals() == 2
+
+
+def test_a_health_page_that_hangs_costs_half_a_second_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, over = Clock(), [], threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        asked.append(clock.now)
+        over.wait()
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(urllib.request, "urlopen", hang)
+    monkeypatch.setattr(dcgm, "_HEALTH_SECONDS", 0.05)
+    scrape = DcgmScrape("http://exporter/metrics", clock)
+    for _ in range(60):
+        assert scrape.reach_intervals() == 2
+        clock.now += 1.0
+    over.set()
+    assert asked == [0.0]
+
+
+def test_another_exporter_in_its_place_is_looked_at_anew() -> None:
+    old, new = VERSIONS[0], VERSIONS[-1]
+    text = page(new, Gpu(A, ALL))
+    with exporter([(200, text), (500, "error"), (200, text)], [new, old, new, new]) as url:
+        clock = Clock()
+        scrape = DcgmScrape(url, clock)
+        scrape.read([A])
+        assert scrape.reach_intervals() == 1
+        with pytest.raises(DevicesError):
+            scrape.read([A])
+        assert scrape.reach_intervals() == 2, "the former release after a failed upgrade"
+        clock.now += VERSION_SECONDS
+        assert scrape.reach_intervals() == 1
 
 
 def test_one_page_serves_all_gpus_of_a_round_and_none_of_the_next() -> None:

@@ -12,9 +12,11 @@ import re
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from typing import Final
 
 from gpushare.core.backoff import Backoff
@@ -52,10 +54,17 @@ _EDGE: Final = 1.5  # a window's edges may push a ratio slightly above 1; beyond
 IDLE_RATIO: Final = 0.005
 REPEATS_SECONDS: Final = 35.0
 """Equal figures of a busy GPU within this time are the same reading: the exporter reads every 30 s by default."""
-# DCGM measures once an interval, and the exporter reads it once an interval, at other moments: what is new on its
-# page began up to two of its intervals before the page was made.
-_REACH_INTERVALS: Final = 2
-MOST_REACH_SECONDS: Final = _REACH_INTERVALS * REPEATS_SECONDS
+# DCGM measures once an interval. Up to 3.3 the exporter reads it once an interval, at other moments: what is new
+# on its page began up to two intervals before. From 4.0 on it reads when it is asked: what is new on its page was
+# measured since we asked before, so it began one interval earlier.
+_TICKING_INTERVALS: Final = 2
+_ASKING_INTERVALS: Final = 1
+MOST_REACH_SECONDS: Final = _TICKING_INTERVALS * REPEATS_SECONDS
+VERSION_SECONDS: Final = 300.0  # between two looks at its version, and at once after it failed
+_HEALTH_SECONDS: Final = 0.5
+_HEALTH_BYTES: Final = 64
+_REGISTRY: Final = "X-Registry-Available"  # a header of its health page from 4.5.1 on
+_ODD_HEALTH: Final = "KO"  # all that this page says from 4.0.0 to 4.4.2, with code 200; up to 3.3.9 with 503
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
@@ -140,6 +149,30 @@ class DcgmScrape:
         self._timeouts = 0  # in a row
         self._not_before = -math.inf
         self._error = ""
+        self._intervals = _TICKING_INTERVALS
+        self._version_at = -math.inf  # when we looked at its version
+
+    def reach_intervals(self) -> int:
+        """Return how many of its intervals a new reading may reach back.
+
+        Its page tells neither its version nor the time of a reading; its health page differs between versions. An
+        exporter that cannot be told is taken for an old one.
+        """
+        now = self._clock()
+        if now - self._version_at >= VERSION_SECONDS:
+            self._version_at = now
+            self._intervals = _ASKING_INTERVALS if self._reads_when_asked() else _TICKING_INTERVALS
+        return self._intervals
+
+    def _reads_when_asked(self) -> bool:
+        _, answers = _ask(urllib.parse.urljoin(self._url, "health"), _HEALTH_BYTES)
+        try:
+            answer = answers.get(timeout=_HEALTH_SECONDS)
+        except queue.Empty:
+            return False
+        if isinstance(answer, Exception) or answer.code != http.client.OK:
+            return False
+        return _REGISTRY in answer.headers or answer.body.strip() == _ODD_HEALTH
 
     def read(self, uuids: Iterable[str]) -> dict[str, Counters]:
         """Return the counters of these GPUs, as far as they are exported.
@@ -164,6 +197,7 @@ class DcgmScrape:
             self._page = parse_exposition(self._fetch())
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             self._timeouts = self._timeouts + 1 if isinstance(error, TimeoutError) else 0
+            self._intervals, self._version_at = _TICKING_INTERVALS, -math.inf  # another one may come
             self._not_before = self._clock() + BACKOFF.seconds(self._timeouts)
             self._error = f"dcgm-exporter does not answer: {error}"
             raise DevicesError(self._error, retryable=True) from error
@@ -171,13 +205,11 @@ class DcgmScrape:
         self._page_at = now
 
     def _fetch(self) -> str:
-        """Return the page; asked for in a thread, as urllib limits each wait, but not their sum."""
+        """Return the page."""
         late = TimeoutError(f"no whole page within {SCRAPE_SECONDS:.0f} s")
         if self._hanging is not None and self._hanging.is_alive():
             raise late
-        answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
-        asking = threading.Thread(target=self._ask, args=(answers,), name="dcgm", daemon=True)
-        asking.start()
+        asking, answers = _ask(self._url, MAX_BYTES)
         try:
             answer = answers.get(timeout=SCRAPE_SECONDS)
         except queue.Empty:
@@ -185,14 +217,30 @@ class DcgmScrape:
             raise late from None
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer.body
 
-    def _ask(self, answers: "queue.SimpleQueue[str | Exception]") -> None:
+
+@dataclass(frozen=True, slots=True)
+class _PageAnswer:
+    code: int
+    headers: Message
+    body: str
+
+
+def _ask(url: str, most_bytes: int) -> "tuple[threading.Thread, queue.SimpleQueue[_PageAnswer | Exception]]":
+    """Ask in a thread, as urllib limits each wait, but not their sum; the queue gets the answer or an error."""
+    answers: queue.SimpleQueue[_PageAnswer | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
         try:
-            with urllib.request.urlopen(self._url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310 - http, see above
-                answers.put(answer.read(MAX_BYTES).decode())
+            with urllib.request.urlopen(url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310 - http, see DcgmScrape
+                answers.put(_PageAnswer(answer.status, answer.headers, answer.read(most_bytes).decode()))
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             answers.put(error)
+
+    asking = threading.Thread(target=ask, name="dcgm", daemon=True)
+    asking.start()
+    return asking, answers
 
 
 @dataclass(slots=True)
@@ -211,15 +259,18 @@ class DcgmReadings:
     last_at: float = -math.inf
     reach_seconds: float = MOST_REACH_SECONDS
     _asked_at: float = -math.inf
-    _unchanged_at: float = (
-        -math.inf
-    )  # when the page was last asked for before its figures changed to the present ones
+    # when the page was last asked for before its figures changed to the present ones
+    _unchanged_at: float = -math.inf
+    _interval: float = 0.0  # as the reading before showed it
 
-    def window(self, counters: Counters) -> float | None:
+    def window(self, counters: Counters, reach_intervals: int = _TICKING_INTERVALS) -> float | None:
         """Return the seconds that a new reading covers; None for the first one and for repeated ones.
 
         Equal readings of an idle GPU, and equal ones after `REPEATS_SECONDS`, count as new. However long the
         exporter was away, its next reading covers at most `REPEATS_SECONDS`.
+
+        Args:
+            reach_intervals: of the exporter's intervals, how many a reading reaches back at most if it is new.
         """
         now = self.clock()
         since = now - self.last_at
@@ -227,11 +278,16 @@ class DcgmReadings:
         asked_at, self._asked_at = self._asked_at, now
         # The former figures were put on the page after `_unchanged_at`, so the interval is no longer than this.
         interval = now - self._unchanged_at
-        if counters != self.last:
+        is_repeated = counters == self.last
+        if not is_repeated:
             self._unchanged_at = asked_at
-        if counters == self.last and busy and since < REPEATS_SECONDS:
+        if is_repeated and busy and since < REPEATS_SECONDS:
             return None
         is_first = self.last is None
         self.last, self.last_at = counters, now
-        self.reach_seconds = min(MOST_REACH_SECONDS, _REACH_INTERVALS * interval)
+        # what repeats may be as old as it can get, however often the exporter reads
+        intervals = _TICKING_INTERVALS if is_repeated else reach_intervals
+        # of two changes in a row: one page may fall into a moment in which DCGM has written half of its figures
+        self.reach_seconds = intervals * min(REPEATS_SECONDS, max(interval, self._interval))
+        self._interval = interval
         return None if is_first else min(since, REPEATS_SECONDS)

@@ -234,10 +234,10 @@ class NvmlDevices:
         if before is None:
             return None
         counters = self._dcgm.read([uuid]).get(uuid) if self._dcgm is not None else None
-        if counters is None:
+        if self._dcgm is None or counters is None:
             return Counters(), now - before, None
         readings = self._readings.setdefault(uuid, DcgmReadings(self._clock))
-        window = readings.window(counters)
+        window = readings.window(counters, self._dcgm.reach_intervals())
         return None if window is None else (counters, window, readings.reach_seconds)
 
     def _open_sampler(self, uuid: str, handle: Any) -> GpmSampler | None:
