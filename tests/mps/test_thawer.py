@@ -6,19 +6,25 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpushare.mps.alive import give_sign, is_sign_given, sign_of
+from gpushare.mps.alive import give_sign, is_sign_given, sign_of, throttle_sign_of
 from gpushare.mps.freezer import FreezeState, SimulatedFreezer
 from gpushare.mps.frozen import FrozenPods, recorded, thaw_recorded
-from gpushare.mps.thawer import Thawer, run
+from gpushare.mps.thawer import HOST_SECONDS, LOOK_SECONDS, WAIT_SECONDS, Thawer, run
 
 from .conftest import SRC
 
-HOLDER = "import sys\nfrom gpushare.mps.alive import give_sign\ngive_sign(sys.argv[1])\nprint(flush=True)\ninput()"
+HOLDER = """
+import sys
+from pathlib import Path
+from gpushare.mps.alive import give_sign
+give_sign(Path(sys.argv[1]))
+print(flush=True)
+input()
+"""
 
 
 class Pods:
@@ -44,23 +50,63 @@ def pods(tmp_path: Path) -> Pods:
     return Pods(tmp_path / "run", "a", "b", "c")
 
 
-def answers(pods: Pods, guarded: Iterator[bool], seen: list[set[str]]) -> None:
-    """Run the thawer until `guarded` has ended; what is frozen at each look at the sign is `seen`."""
-    left = list(guarded)
+class Lives:
+    """Tells at each look whether a process lives; records how long it was to wait, and who was frozen then."""
 
-    def is_guarded() -> bool:
-        seen.append(pods.frozen)
-        return left.pop(0)
+    def __init__(self, pods: Pods, *lives: bool) -> None:
+        self._pods, self._left = pods, list(lives)
+        self.looks: list[tuple[float, set[str]]] = []
 
-    run(Thawer(pods.base, pods.freezer), is_guarded, lambda: not left, lambda: None)
-    seen.append(pods.frozen)
+    def __call__(self, seconds: float) -> bool:
+        self.looks.append((seconds, self._pods.frozen))
+        return self._left.pop(0)
+
+    @property
+    def are_over(self) -> bool:
+        return not self._left
 
 
-def test_who_was_left_frozen_is_thawed_and_nobody_while_somebody_lives(pods: Pods) -> None:
+def watched(pods: Pods, throttle: Lives, host: Lives) -> None:
+    """Run the thawer until both have told everything."""
+    run(Thawer(pods.base, pods.freezer), throttle, host, lambda: throttle.are_over and host.are_over, lambda: None)
+
+
+def test_who_was_left_frozen_is_thawed_and_nobody_while_a_throttle_lives(pods: Pods) -> None:
     pods.freeze("a", "b")
-    seen: list[set[str]] = []
-    answers(pods, iter([True, True, False]), seen)
-    assert seen == [{"a", "b"}, {"a", "b"}, {"a", "b"}, set()]
+    throttle, host = Lives(pods, True, True, False), Lives(pods, False)
+    watched(pods, throttle, host)
+    assert throttle.looks == [(WAIT_SECONDS, {"a", "b"})] * 3
+    assert (host.looks, pods.frozen) == ([(HOST_SECONDS, {"a", "b"})], set())
+
+
+def test_a_host_thaws_itself_unless_it_stands_still_for_too_long(pods: Pods) -> None:
+    """Before, who was frozen stayed so for as long as a host stood still beside a throttle that had ended."""
+    pods.freeze("a")
+    throttle, host = Lives(pods, False, False, False), Lives(pods, True, False)
+    watched(pods, throttle, host)
+    assert host.looks == [(HOST_SECONDS, {"a"}), (HOST_SECONDS, set())]
+
+
+def test_the_next_throttle_of_a_live_host_freezes_as_it_likes(pods: Pods) -> None:
+    pods.freeze("a")
+    throttle, host = Lives(pods, False, True, True, False), Lives(pods, True, False)
+    watched(pods, throttle, host)
+    assert [frozen for _, frozen in throttle.looks] == [{"a"}] * 4
+
+
+def test_a_cgroup_that_refuses_beside_a_host_that_stands_still_is_tried_soon_again(pods: Pods) -> None:
+    pods.freeze("a")
+    pods.freezer.error = PermissionError("not yet")
+    throttle, host = Lives(pods, *[False] * 5), Lives(pods, True, True, False)
+
+    def host_lives(seconds: float) -> bool:
+        lives = host(seconds)
+        if len(host.looks) == 2:
+            pods.freezer.error = None
+        return lives
+
+    run(Thawer(pods.base, pods.freezer), throttle, host_lives, lambda: throttle.are_over, lambda: None)
+    assert host.looks == [(HOST_SECONDS, {"a"}), (LOOK_SECONDS, {"a"}), (HOST_SECONDS, set())]
 
 
 def test_who_was_frozen_by_others_stays_frozen_before_and_afterwards(pods: Pods) -> None:
@@ -110,7 +156,7 @@ def test_cgroups_that_are_gone_and_pods_that_were_never_frozen_are_no_trouble(
     assert Thawer(pods.base, pods.freezer).thaw()
     assert pods.frozen == set()
     assert [record.getMessage() for record in caplog.records] == [
-        "thawed pod c: the MPS host's container has ended and left it frozen"
+        "thawed pod c: the throttle ended and left it frozen, and its host did not thaw"
     ]
 
 
@@ -131,13 +177,13 @@ def test_a_cgroup_that_refuses_is_tried_until_it_thaws_and_told_once(
 def test_told_to_end_it_stays_until_the_host_has_ended_and_everyone_runs(pods: Pods) -> None:
     pods.freeze("a")
     pods.freezer.error = PermissionError("not yet")
-    looks: list[bool] = [True, True, False, False]
+    throttle, host = Lives(pods, True, *[False] * 4), Lives(pods, True, False, False)
 
     def pause() -> None:
         pods.freezer.error = None
 
-    run(Thawer(pods.base, pods.freezer), lambda: looks.pop(0), lambda: True, pause)
-    assert (looks, pods.frozen) == ([], set())
+    run(Thawer(pods.base, pods.freezer), throttle, host, lambda: True, pause)
+    assert (throttle.are_over, host.are_over, pods.frozen) == (True, True, set())
 
 
 def test_without_a_record_there_is_nothing_to_do(tmp_path: Path) -> None:
@@ -145,52 +191,54 @@ def test_without_a_record_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_the_sign_is_given_for_as_long_as_somebody_gives_it(tmp_path: Path) -> None:
-    base = tmp_path / "run"
-    assert not is_sign_given(base)
-    host, throttle = give_sign(base), give_sign(base)
-    assert is_sign_given(base)
+    sign = sign_of(tmp_path / "run")
+    assert not is_sign_given(sign)
+    host, throttle = give_sign(sign), give_sign(sign)
+    assert is_sign_given(sign)
+    assert not is_sign_given(throttle_sign_of(tmp_path / "run")), "it is another one"
     assert not os.get_inheritable(host), "no daemon that outlives us gives it on"
     os.close(host)
-    assert is_sign_given(base)
+    assert is_sign_given(sign)
     os.close(throttle)
-    assert not is_sign_given(base)
-    os.close(give_sign(base))
-    assert not is_sign_given(base)
-    assert sign_of(base).is_fifo()
+    assert not is_sign_given(sign)
+    os.close(give_sign(sign))
+    assert not is_sign_given(sign)
+    assert sign.is_fifo()
 
 
 def test_whoever_waits_for_the_end_of_the_sign_wakes_up_at_it(tmp_path: Path) -> None:
-    sign = give_sign(tmp_path)
+    sign = give_sign(tmp_path / "sign")
     closer = threading.Thread(target=os.close, args=(sign,))
     closer.start()
-    assert not is_sign_given(tmp_path, 3600.0)
+    assert not is_sign_given(tmp_path / "sign", 3600.0)
     closer.join()
 
 
 def test_the_sign_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        [sys.executable, "-c", HOLDER, str(sign)],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        assert is_sign_given(tmp_path)
+        assert is_sign_given(sign)
         holder.send_signal(signal.SIGSTOP)
-        assert is_sign_given(tmp_path), "who stands still lives"
+        assert is_sign_given(sign), "who stands still lives"
         holder.kill()
-        assert not is_sign_given(tmp_path, 3600.0)
+        assert not is_sign_given(sign, 3600.0)
 
 
 def test_a_host_directory_that_is_made_anew_has_a_sign_of_its_own(tmp_path: Path) -> None:
-    base = tmp_path / "run"
-    os.close(give_sign(base))
-    shutil.rmtree(base)
-    assert not is_sign_given(base)
-    sign = give_sign(base)
-    assert is_sign_given(base)
-    os.close(sign)
+    sign = sign_of(tmp_path / "run")
+    os.close(give_sign(sign))
+    shutil.rmtree(sign.parent)
+    assert not is_sign_given(sign)
+    descriptor = give_sign(sign)
+    assert is_sign_given(sign)
+    os.close(descriptor)
 
 
 def test_it_loads_no_more_than_it_needs() -> None:

@@ -17,7 +17,7 @@ from busy import is_busy
 from gpushare.core.api import JobClass
 from gpushare.core.backoff import Backoff
 from gpushare.mps import thawing
-from gpushare.mps.alive import sign_of
+from gpushare.mps.alive import throttle_sign_of
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.freezer import FreezeState
 from gpushare.mps.frozen import recorded
@@ -276,21 +276,52 @@ def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):
 
 
 def until_waiting(thawer: subprocess.Popen[str], base: Path) -> None:
-    """Until it has seen the sign of life, and waits for its end."""
+    """Until it has seen the throttle's sign of life, and waits for its end."""
 
     def opened() -> set[str]:
         with contextlib.suppress(FileNotFoundError):  # closed in between
             return {str(link.readlink()) for link in Path(f"/proc/{thawer.pid}/fd").iterdir()}
         return set()
 
-    until(lambda: str(sign_of(base / "run")) in opened(), "the thawer waits")
+    until(lambda: str(throttle_sign_of(base / "run")) in opened(), "the thawer waits")
+
+
+def test_beside_a_host_that_stands_still_the_thawer_thaws_who_a_dead_throttle_left_frozen(node):
+    """Before, the pod stayed frozen until the host ran on or ended."""
+    thawer = node.start_thawer()
+    node.until_throttled()
+    until_waiting(thawer, node.base)
+    killed = node.stop_dead_while_frozen()
+    killed_at = time.monotonic()
+    until(lambda: node.state() is FreezeState.THAWED, "thawed by the thawer")
+    seconds = time.monotonic() - killed_at
+    assert seconds <= PROMISED_SECONDS or is_busy(), seconds
+    assert set(thread_states(node.host.pid)) == {"T"}
+    size = node.output.stat().st_size
+    until(lambda: node.output.stat().st_size > size + 20, "it goes on, though it is on record")
+    os.kill(node.host.pid, signal.SIGCONT)
+    until(lambda: throttlers(node.host.pid) not in ([], [killed]), "the host has another throttle")
+    for _ in range(5):
+        until(lambda: node.state() is FreezeState.FROZEN, "throttled as before")
+        until(lambda: node.state() is FreezeState.THAWED, "runs")
+    node.agent.kill()
+    node.until_it_runs()
+    thawer.terminate()
+    node.host.kill()
+    _, told = thawer.communicate(timeout=60)
+    assert {line.rpartition(" WARNING ")[2] for line in told.splitlines()} == {told_of(node)}
+
+
+def told_of(node: Node) -> str:
+    words = "the throttle ended and left it frozen, and its host did not thaw"
+    return f"gpushare.mps.thawer thawed pod {node.uid}: {words}"
 
 
 def test_after_host_and_throttle_were_killed_at_once_the_thawer_thaws(node):
     thawer = node.start_thawer()
-    node.stop_dead_while_frozen()
+    node.until_throttled()
     until_waiting(thawer, node.base)
-    assert node.state() is FreezeState.FROZEN, "the host lives, so this is its affair"
+    node.stop_dead_while_frozen()
     killed_at = time.monotonic()
     node.host.kill()
     until(lambda: node.state() is FreezeState.THAWED, "thawed by the thawer")
@@ -306,9 +337,7 @@ def test_after_host_and_throttle_were_killed_at_once_the_thawer_thaws(node):
     node.host.kill()
     thawer.terminate()
     _, told = thawer.communicate(timeout=60)
-    assert [line.rpartition(" WARNING ")[2] for line in told.splitlines()] == [
-        f"gpushare.mps.thawer thawed pod {node.uid}: the MPS host's container has ended and left it frozen"
-    ]
+    assert {line.rpartition(" WARNING ")[2] for line in told.splitlines()} == {told_of(node)}
     assert thawer.returncode == 0
 
 

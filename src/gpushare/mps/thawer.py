@@ -1,10 +1,12 @@
-"""The thawer: thaws the pods that the MPS host's container left frozen when all of its processes ended at once.
+"""The thawer: thaws the pods that a throttle left frozen when it ended, where its host does not.
 
     python -m gpushare.mps.thawer --directory /run/gpushare --cgroup-root /host/sys/fs/cgroup
 
-It is a container of its own beside the MPS host's, so it survives that one's end (docs/adr/0229). While the host
-or the throttle lives (gpushare.mps.alive) it waits in the kernel; what is frozen is then their affair. On SIGTERM
-it stays until both have ended, as the whole pod may be ending and the host be killed.
+It is a container of its own beside the MPS host's, so it survives that one's end (docs/adr/0229). While a throttle
+lives (gpushare.mps.alive) it waits in the kernel; what is frozen is then the affair of throttle and host. Once the
+throttle has ended, the host thaws within milliseconds. The thawer does at once where the host has ended too, and
+after HOST_SECONDS where it lives but stands still. On SIGTERM it stays until both have ended, as the whole pod may
+be ending and the host be killed.
 
 It is a process in every GPU node's memory, so it imports little, and it changes nothing but cgroups: the record of
 the frozen pods stays for the next host, which clears it.
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gpushare.mps.alive import is_sign_given
+from gpushare.mps.alive import is_sign_given, sign_of, throttle_sign_of
 from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer, Freezer
 from gpushare.mps.frozen import recorded, thaw_marked
 from gpushare.runtime.logs import log_level_of, set_up_logging
@@ -27,12 +29,13 @@ from gpushare.runtime.options import options_of
 
 logger = logging.getLogger("gpushare.mps.thawer")
 
-LOOK_SECONDS: Final = 0.1  # while nobody else is there to thaw
-WAIT_SECONDS: Final = 600.0  # while somebody is; their end ends the wait
+LOOK_SECONDS: Final = 0.1  # while nobody else is there to thaw, or a cgroup refuses
+WAIT_SECONDS: Final = 600.0  # while a throttle lives; its end ends the wait
+HOST_SECONDS: Final = 1.5  # from a throttle's end, for the host to thaw; below the 2 s that are promised
 
 
 class Thawer:
-    """Thaws each pod on record once, while nobody lives who may freeze it; whoever freezes it later is another."""
+    """Thaws each pod on record once, while no throttle lives; whoever freezes it later is somebody else."""
 
     def __init__(self, base: Path | str, freezer: Freezer) -> None:
         self._base, self._freezer = base, freezer
@@ -48,7 +51,9 @@ class Thawer:
             try:
                 freeze = uid, mark.stat().st_mtime_ns
                 if freeze not in self._done and thaw_marked(mark, self._freezer):
-                    logger.warning("thawed pod %s: the MPS host's container has ended and left it frozen", uid)
+                    logger.warning(
+                        "thawed pod %s: the throttle ended and left it frozen, and its host did not thaw", uid
+                    )
                 done.add(freeze)
             except FileNotFoundError:
                 pass  # the pod is gone, or the next host has thawed it
@@ -61,19 +66,33 @@ class Thawer:
 
 
 def run(
-    thawer: Thawer, is_guarded: Callable[[], bool], is_ending: Callable[[], bool], pause: Callable[[], None]
+    thawer: Thawer,
+    throttle_lives: Callable[[float], bool],
+    host_lives: Callable[[float], bool],
+    is_ending: Callable[[], bool],
+    pause: Callable[[], None],
 ) -> None:
-    """Thaw whenever nobody else is there to do it, until the end.
+    """Thaw whenever nobody else does it, until the end.
 
     Args:
-        is_guarded: returns whether the host or the throttle lives; while one does, after a long wait.
+        throttle_lives: returns whether a throttle lives; while one does, after so many seconds.
+        host_lives: the same of throttle and host.
         is_ending: returns whether this process was told to end.
         pause: waits between two looks while nobody lives.
     """
+    seconds = HOST_SECONDS
     while True:
-        if is_guarded():
+        if throttle_lives(WAIT_SECONDS):
             continue
-        if thawer.thaw() and is_ending():
+        is_hosted = host_lives(seconds)
+        if is_hosted and throttle_lives(0.0):
+            continue
+        # A throttle that starts just now may lose a freeze by this, and goes on as after a thaw by its host.
+        has_thawed = thawer.thaw()
+        seconds = HOST_SECONDS if has_thawed else LOOK_SECONDS
+        if is_hosted:
+            continue
+        if has_thawed and is_ending():
             return
         pause()
 
@@ -96,7 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda number, _: told.append(number))
     run(
         Thawer(options.directory, CgroupFreezer(options.cgroup_root)),
-        lambda: is_sign_given(options.directory, WAIT_SECONDS),
+        lambda seconds: is_sign_given(throttle_sign_of(options.directory), seconds),
+        lambda seconds: is_sign_given(sign_of(options.directory), seconds),
         lambda: bool(told),
         lambda: time.sleep(LOOK_SECONDS),
     )

@@ -12,6 +12,7 @@ What thaws the pods when a process is killed with -9:
   as well, its successor, or the next host before it does anything else; kubelet decides how soon to start them
   (about a second the first time, 10 s and more if they had ended before). The MPS daemons, and with them the
   tenants' CUDA contexts, are gone then in any case.
+- the throttle's process, beside a host that stands still: the thawer, after 1.5 s.
 """
 
 import logging
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.backoff import Backoff
-from gpushare.mps.alive import give_sign
+from gpushare.mps.alive import give_sign, sign_of
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CgroupFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
@@ -94,7 +95,7 @@ class ThrottleProcess:
             started_at = time.monotonic()
             try:
                 if self._sign is None:
-                    self._sign = give_sign(self._directory)
+                    self._sign = give_sign(sign_of(self._directory))
                 with self._start() as process:
                     self._process = process
                     self.restarts += 1

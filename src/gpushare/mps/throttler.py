@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import HOST_DIRECTORY
-from gpushare.mps.alive import give_sign
+from gpushare.mps.alive import give_sign, sign_of, throttle_sign_of
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
 from gpushare.mps.frozen import thaw_recorded
@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     set_up_logging(log_level_of())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
-    give_sign(options.directory)  # for as long as we live; before we freeze a pod
+    for sign in (sign_of(options.directory), throttle_sign_of(options.directory)):
+        give_sign(sign)  # for as long as we live; before we freeze a pod
     freezer = CgroupFreezer(options.cgroup_root)
     thaw_recorded(options.directory, freezer)
     run(Throttle(options.directory, freezer), sys.stdin.fileno(), sys.stdout.fileno())
