@@ -65,9 +65,12 @@ class _Written:
     answered: GpuShareStatus
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Pace:
-    """The earliest times of the next look at a GpuShare: after any change, and after one of figures alone."""
+    """The earliest times of the next look at a GpuShare: after any change, and after one of figures alone.
+
+    The latter comes no earlier than figures alone may be written, as it would be in vain.
+    """
 
     changed: float
     measured: float
@@ -270,8 +273,10 @@ class ShareReconciler:
         moment = self._now()
         now = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
         pods, looked_at = self.world.pods_of(key), self._clock()
-        pace = _Pace(looked_at + _REST_SECONDS_PER_POD * len(pods), looked_at + FIGURES_SECONDS)
-        self._paces[key] = pace
+        pause = max(FIGURES_SECONDS, len(self.world.shares) / FIGURE_WRITES_PER_SECOND)
+        due = written.at + pause if written is not None else 0.0
+        rest = _REST_SECONDS_PER_POD * len(pods)
+        self._paces[key] = _Pace(looked_at + rest, max(due, looked_at + FIGURES_SECONDS))
         profiling, ends = profiling_of(self.world, key, self._settings, moment.timestamp())
         standing = self.world.standing_of(key)
         ended = control.ended_lately(standing.neighbours_ended, moment.timestamp(), unix_seconds)
@@ -292,11 +297,8 @@ class ShareReconciler:
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == before:  # an API server with an older CRD may have kept less of it
             return
-        pause = max(FIGURES_SECONDS, len(self.world.shares) / FIGURE_WRITES_PER_SECOND)
-        due = written.at + pause if written is not None else 0.0
         if self._clock() < due and control.differs_only_in_figures(status, before):
             self._queue.add(key, due)
-            pace.measured = due
             return
         body = {"metadata": {"uid": share.uid}, "status": to_json(status, nulls=True)}
         try:

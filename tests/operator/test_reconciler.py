@@ -279,19 +279,22 @@ async def test_a_profile_that_somebody_else_wrote_is_kept(bench: Bench) -> None:
     assert kept.gpu_model == "NVIDIA H200"
 
 
-async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate(
+async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate_and_not_looked_at_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before, each GpuShare was looked at once in vain after each write."""
     monkeypatch.setattr("gpushare_operator.reconciler.FIGURE_WRITES_PER_SECOND", 1.0)
     uids = [bench.pod(f"p{number}", placed=True)["metadata"]["uid"] for number in range(40)]
-    await bench.settle()
-    bench.world.put_node("n1", dict.fromkeys(uids, Fares(0.9, 1.1)))
-    await bench.settle()
-    before = bench.api.count("patch")
-    for second in range(60):
-        bench.world.put_node("n1", dict.fromkeys(uids, Fares(0.9, 1.1 + second / 1000)))
+    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    bench.world.put_node("n1", dict.fromkeys(uids, kept))
+    await bench.settle(100.0)
+    before, looks = bench.api.count("patch"), bench.result("share", "done")
+    for second in range(120):
+        bench.world.put_node("n1", dict.fromkeys(uids, replace(kept, progress_ratio=0.7 + second / 1000)))
         await bench.settle(1)
-    assert bench.api.count("patch") - before == 40, "one round of 40 in 60 s at 1/s, where each 10 s would be 240"
+    written = bench.api.count("patch") - before
+    assert written == 120, "three rounds of 40 in 120 s at 1/s, where each 10 s would be 480"
+    assert bench.result("share", "done") - looks == 2 * written, "once to write, and once at what it wrote itself"
 
 
 async def test_an_older_object_from_the_watch_tells_no_event_twice(bench: Bench) -> None:
