@@ -35,6 +35,19 @@ def _reckoned(folder: Path, series: Mapping[str, float | str], expected: Mapping
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _gain(
+    folder: Path, series: Mapping[str, float], *, progress: float, known: int, in_use: int, spared: float
+) -> None:
+    """Compare what each panel of the gain says; of a known GPU the progress of every pod is known."""
+    [per_gpu] = _queries("gpushare", "What does a used GPU do?")
+    [saved] = _queries("gpushare", "How many GPUs does sharing spare?")
+    done, of_known, used, _ = _queries("gpushare", "Work done against GPUs in use")
+    expected = {per_gpu: progress / known, saved: spared, done: progress, of_known: known, used: in_use}
+    _reckoned(folder, series, expected)
+    [by_gpu] = _queries("gpushare-node", "Summed progress")
+    _reckoned(folder, series, {f"sum({by_gpu})": progress, f"count({by_gpu})": known})
+
+
 def _pod(family: str, gpu: str, pod: str) -> str:
     return f'gpushare_pod_{family}{{node="n",gpu_uuid="{gpu}",namespace="ml",pod="{pod}",pod_uid="{pod}"}}'
 
@@ -46,12 +59,7 @@ def test_the_gain_counts_only_gpus_on_which_every_pods_progress_is_known(tmp_pat
     whole = {_pod("share_ratio", gpu, "train"): 1.0 for gpu in ("W0", "W1")}
     mixed = {_pod("share_ratio", "M", pod): 0.5 for pod in ("known", "new")}
     series = shared | made | whole | mixed | {_pod("progress_ratio", "M", "known"): 0.5}
-    [does] = _queries("gpushare", "What does a used GPU do?")
-    [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
-    progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
-    _reckoned(tmp_path, series, {does: 3, spared: 2, progress: 3, known: 1, in_use: 4})
-    [by_gpu] = _queries("gpushare-node", "Summed progress")
-    _reckoned(tmp_path, series, {f"sum({by_gpu})": 3, f"count({by_gpu})": 1})
+    _gain(tmp_path, series, progress=3, known=1, in_use=4, spared=2)
 
 
 def test_a_pod_without_a_process_does_nothing_and_leaves_its_gpus_work_known(tmp_path: Path) -> None:
@@ -62,12 +70,7 @@ def test_a_pod_without_a_process_does_nothing_and_leaves_its_gpus_work_known(tmp
     clients |= {name.replace("share_ratio", "clients"): 1.0 for name in shares}
     made = {_pod("progress_ratio", "S", f"s{at}"): 0.75 for at in range(2)}
     series = shares | notebooks | clients | made
-    [does] = _queries("gpushare", "What does a used GPU do?")
-    [spared] = _queries("gpushare", "How many GPUs does sharing spare?")
-    progress, known, in_use, _ = _queries("gpushare", "Work done against GPUs in use")
-    _reckoned(tmp_path, series, {does: 1.5, spared: 0.5, progress: 1.5, known: 1, in_use: 3})
-    [by_gpu] = _queries("gpushare-node", "Summed progress")
-    _reckoned(tmp_path, series, {f"sum({by_gpu})": 1.5, f"count({by_gpu})": 1})
+    _gain(tmp_path, series, progress=1.5, known=1, in_use=3, spared=0.5)
 
 
 def test_the_gates_panels_show_only_the_chosen_nodes_gpus(tmp_path: Path) -> None:

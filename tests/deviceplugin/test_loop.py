@@ -122,6 +122,11 @@ class Node:
         self.state.set_allocations({**(self.state.allocations or {}), pod.uid: {GPU_A: share}})
         return pod.uid
 
+    def add_two(self, **annotations: str) -> None:
+        """Add a victim, and a pod that takes its time, and came later."""
+        self.add("victim", 50, "2026-11-22T10:00:00Z", **annotations)
+        self.add("bad", 25, "2026-11-22T11:00:00Z", **annotations)
+
     def names(self) -> list[str]:
         return [pod.name for pod, _ in tenants_of(self.state, GPU_A)]
 
@@ -175,8 +180,7 @@ class Node:
 @pytest.fixture
 def node(state: NodeState, clock: Clock, tmp_path: Path) -> Node:
     made = Node(state, clock, tmp_path)
-    made.add("victim", 50, "2026-11-22T10:00:00Z")
-    made.add("bad", 25, "2026-11-22T11:00:00Z")
+    made.add_two()
     return made
 
 
@@ -203,8 +207,7 @@ def test_promises_are_published_with_the_class_and_the_slowdown_of_the_gpushare(
 
 
 def test_a_pod_with_auto_is_promised_its_slowdown_of_a_whole_gpu(node: Node) -> None:
-    node.add("victim", 50, "2026-11-22T10:00:00Z", **{"gpushare.io/fraction": "auto"})
-    node.add("bad", 25, "2026-11-22T11:00:00Z", **{"gpushare.io/fraction": "auto"})
+    node.add_two(**{"gpushare.io/fraction": "auto"})
     assert promise(node, "victim") == pytest.approx(1 / 1.5, abs=1e-3)
     assert promise(node, "bad") == pytest.approx(0.45 / 1.5**0.5, abs=1e-3), "its share cannot keep more"
     del node.profiles["shop/bad"]
@@ -337,8 +340,7 @@ def test_switched_off_it_shows_promises_and_touches_nothing(
     state: NodeState, clock: Clock, tmp_path: Path
 ) -> None:
     node = Node(state, clock, tmp_path, enabled=False)
-    node.add("victim", 50, "2026-11-22T10:00:00Z")
-    node.add("bad", 25, "2026-11-22T11:00:00Z")
+    node.add_two()
     node.windows(20)
     assert not node.gpu.throttle.exists()
     assert promise(node, "victim") > node.truth("victim")

@@ -93,8 +93,7 @@ class SampledNode:
 def node(state: NodeState, clock: Clock, tmp_path: Path) -> Node:
     state.set_gpus((state.gpus[GPU_A],))
     made = Node(state, clock, tmp_path)
-    made.add("victim", 50, "2026-11-22T10:00:00Z")
-    made.add("bad", 25, "2026-11-22T11:00:00Z")
+    made.add_two()
     return made
 
 

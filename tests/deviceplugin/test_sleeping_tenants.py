@@ -27,8 +27,7 @@ def test_a_tenant_that_sleeps_is_told_without_progress_and_breaks_nothing(
     state: NodeState, clock: Clock, tmp_path: Path
 ) -> None:
     node = Node(state, clock, tmp_path)
-    node.add("victim", 50, "2026-11-22T10:00:00Z")
-    node.add("bad", 25, "2026-11-22T11:00:00Z")
+    node.add_two()
     node.asleep = {"victim"}
     node.windows(20)
     gate = node.gate()

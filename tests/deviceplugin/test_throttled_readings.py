@@ -149,8 +149,7 @@ def test_the_loop_throttles_nobody_during_a_reading_and_as_before_after_it(
     state: NodeState, clock: Clock, tmp_path: Path
 ) -> None:
     node = Node(state, clock, tmp_path)
-    node.add("victim", 50, "2026-11-22T10:00:00Z")
-    node.add("bad", 25, "2026-11-22T11:00:00Z")
+    node.add_two()
     node.windows(20)
     asks = throttle_reader(GpuDirectory.of(tmp_path, GPU_A))
     before = asks.read().pods

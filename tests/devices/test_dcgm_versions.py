@@ -12,7 +12,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -404,31 +404,31 @@ def read_for_a_minute(scrape: DcgmScrape, clock: Clock) -> None:
         clock.now += 1.0
 
 
-def test_one_that_does_not_answer_is_asked_once_for_all_gpus_and_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def asked_in_a_minute(monkeypatch: pytest.MonkeyPatch, failure: Callable[[float], OSError]) -> list[float]:
+    """Return the seconds at which an exporter is asked that fails each time, with the error of that second."""
     clock, asked = Clock(), []
 
     def fail(*_: object, **__: object) -> None:
         asked.append(clock.now)
-        raise TimeoutError("timed out")
+        raise failure(clock.now)
 
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     read_for_a_minute(DcgmScrape("http://exporter/metrics", clock), clock)
+    return asked
+
+
+def test_one_that_does_not_answer_is_asked_once_for_all_gpus_and_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = asked_in_a_minute(monkeypatch, lambda _: TimeoutError("timed out"))
     assert asked == [0.0, 2.0, 6.0, 14.0, 30.0]
 
 
 def test_one_that_fails_at_once_is_asked_every_two_seconds_as_it_may_be_restarting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, asked = Clock(), []
-
-    def fail(*_: object, **__: object) -> None:
-        asked.append(clock.now)
-        raise TimeoutError("timed out") if clock.now < 20.0 else urllib.error.URLError("Connection refused")
-
-    monkeypatch.setattr(urllib.request, "urlopen", fail)
-    read_for_a_minute(DcgmScrape("http://exporter/metrics", clock), clock)
+    late, refused = TimeoutError("timed out"), urllib.error.URLError("Connection refused")
+    asked = asked_in_a_minute(monkeypatch, lambda second: late if second < 20.0 else refused)
     assert asked == [0.0, 2.0, 6.0, 14.0, *(float(second) for second in range(30, 60, 2))]
 
 

@@ -81,14 +81,23 @@ async def until_held(running, name: str) -> None:
         await asyncio.sleep(0)
 
 
+async def waiting_for_another(running) -> asyncio.Task:
+    """Bind a pod "a" to a node and begin to bind "b", which waits until "a" has its other GPU."""
+    for name in ("a", "b"):
+        running.cluster.make_pod(name, "0.6")
+    await running.cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    await running.cluster.settle()
+    waiting = asyncio.create_task(running.bind("b", "n1"))
+    await until_held(running, "b")
+    return waiting
+
+
 async def test_bind_waits_for_the_allocation_and_other_nodes_do_not(running):
     cluster = running.cluster
-    for name in ("a", "b", "c"):
-        cluster.make_pod(name, "0.6")
+    second = await waiting_for_another(running)
+    cluster.make_pod("c", "0.6")
     await cluster.settle()
-    assert await running.bind("a", "n1") == ""
-    second = asyncio.create_task(running.bind("b", "n1"))
-    await until_held(running, "b")
     assert await running.bind("c", "n2") == ""
     assert not second.done()
     assert set(running.held()) == {"a", "b", "c"}  # room is held while it waits
@@ -191,14 +200,7 @@ async def test_bind_takes_the_gpu_for_which_the_fence_is_open(running):
 async def test_a_bind_that_waits_in_vain_says_for_whom_and_releases(cluster, serve_cluster, turn):
     cluster.add_node("n1")
     async with serve_cluster(cluster) as running:
-        for name in ("a", "b"):
-            cluster.make_pod(name, "0.6")
-        await cluster.settle()
-        assert await running.bind("a", "n1") == ""
-        await cluster.settle()
-        waiting = asyncio.create_task(running.bind("b", "n1"))
-        while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
-            await asyncio.sleep(0)
+        waiting = await waiting_for_another(running)
         await turn(10.1)
         answer = await asyncio.wait_for(waiting, SOON)
         assert cluster.pod("a")["metadata"]["uid"] in answer
@@ -215,8 +217,7 @@ async def test_a_restarted_extender_still_fences(cluster, serve_cluster):
         cluster.make_pod("b", "0.6")
         await cluster.settle()
         waiting = asyncio.create_task(second.bind("b", "n1"))
-        while "b" not in second.held():  # noqa: ASYNC110 - the request travels over HTTP
-            await asyncio.sleep(0)
+        await until_held(second, "b")
         assert not waiting.done()
         cluster.allocate("a")
         assert await asyncio.wait_for(waiting, SOON) == ""
@@ -311,13 +312,7 @@ def reject(cluster) -> None:
 async def test_a_pod_is_not_bound_to_what_failed_while_it_waited_at_the_fence(running, happens, why):
     cluster = running.cluster
     see_agent(cluster)
-    for name in ("a", "b"):
-        cluster.make_pod(name, "0.6")
-    await cluster.settle()
-    assert await running.bind("a", "n1") == ""
-    await cluster.settle()
-    waiting = asyncio.create_task(running.bind("b", "n1"))
-    await until_held(running, "b")
+    waiting = await waiting_for_another(running)
     if happens is not None:
         happens(cluster)
         await cluster.settle()
@@ -332,12 +327,7 @@ async def test_a_pod_is_not_bound_to_what_failed_while_it_waited_at_the_fence(ru
 
 async def test_a_pod_deleted_while_it_waits_at_the_fence_leaves_nothing_behind(running):
     cluster, ledger = running.cluster, running.extender.ledger
-    for name in ("a", "b"):
-        cluster.make_pod(name, "0.6")
-    await cluster.settle()
-    assert await running.bind("a", "n1") == ""
-    waiting = asyncio.create_task(running.bind("b", "n1"))
-    await until_held(running, "b")
+    waiting = await waiting_for_another(running)
     cluster.remove(PODS, "default/b")
     await cluster.settle()
     cluster.allocate("a")
