@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpushare.mps.contexts import ContextLog
-from gpushare.mps.grants import grant_percentage
+from gpushare.mps.grants import grant_percentage, to_end
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.logs import trim
@@ -95,6 +95,35 @@ def test_a_new_gate_takes_over_what_still_runs(memory, clock):
     assert ledger.strangers() == ()
     assert {c.pid: c.thread_percentage for c in ledger.clients()} == {ME: 25, 12: None}
     assert [p.used_mib for p in ledger.siblings("pod", 12)] == [300]
+
+
+def test_a_new_gate_keeps_the_limit_of_a_pod_whose_processes_each_have_a_part_of_it(memory, clock):
+    """Before: the largest part counted as the pod's limit, and its newest process was ended for exceeding it."""
+    first = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    older = os.getppid()
+    first.admit(admission(pid=older, granted=6144))
+    first.admit(admission(granted=5192, at=101.0))
+    memory.used = {older: 3000, ME: 4000}
+    first.note_clients((older, ME))
+    first.observe_memory(102.0)
+    assert [(limit, to_end(limit, processes)) for _, limit, processes in first.pods()] == [(8192, ())]
+    status = GateStatus("GPU-1", GateState.ACTIVE, 1.0, clients=first.clients())
+    second = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    second.restore(GateStatus.from_json(json.loads(json.dumps(status.to_json()))))
+    second.note_clients((older, ME))
+    second.observe_memory(103.0)
+    assert [(limit, to_end(limit, processes)) for _, limit, processes in second.pods()] == [(8192, ())]
+    assert [client.pod_limit_mib for client in second.clients()] == [8192, 8192], "its successor knows too"
+
+
+def test_a_status_that_does_not_tell_the_pods_limit_ends_no_process_by_a_part_of_it(memory, clock):
+    ledger = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    written = [ClientStatus(pid, "pod", 25, 4096, 4000, None, start_ticks_of(pid)) for pid in (os.getppid(), ME)]
+    ledger.restore(GateStatus("GPU-1", GateState.ACTIVE, 1.0, clients=tuple(written)))
+    ledger.note_clients((os.getppid(), ME))
+    assert ledger.pods() == ()
+    ledger.admit(admission())
+    assert [limit for _, limit, _ in ledger.pods()] == [8192]
 
 
 @pytest.mark.parametrize("is_trimmed", [True, False])

@@ -137,14 +137,13 @@ class ClientLedger:
         for client in status.clients if status else ():
             if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
                 age = max(0.0, unix - client.connected_at) if client.connected_at else 0.0
-                limit = client.memory_limit_mib
                 self._admissions[client.pid] = Admission(
                     client.pid,
                     client.start_ticks,
                     client.pod_uid,
                     client.thread_percentage,
-                    limit,
-                    limit,
+                    client.memory_limit_mib,
+                    client.pod_limit_mib,
                     now - age,
                     client.memory_used_mib,
                     now,
@@ -350,6 +349,7 @@ class ClientLedger:
                         a.start_ticks,
                         self._contexts.count(pid) if self._contexts is not None else 0,
                         a.grants,
+                        a.pod_limit_mib,
                     )
                 )
         return tuple(result)

@@ -82,6 +82,7 @@ class ClientStatus:
         contexts: how many contexts it has by the server's log; 0 if the log shows none, or from a version that
             does not count them.
         grants: the thread percentages of all its turns, as in `Admission`.
+        pod_limit_mib: its pod's memory limit when it connected, of which its own is a part; None if unknown.
     """
 
     pid: int
@@ -93,6 +94,7 @@ class ClientStatus:
     start_ticks: int | None = None
     contexts: int = 0
     grants: tuple[int | None, ...] = ()
+    pod_limit_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
