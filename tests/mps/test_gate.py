@@ -1,6 +1,7 @@
 """The gate before a real twin daemon, with real tenant processes; pods are told apart by pid instead of cgroup."""
 
 import itertools
+import time
 
 import pytest
 
@@ -106,6 +107,21 @@ async def test_five_processes_of_a_pod_never_have_more_than_its_cap(stage, tenan
     await eventually(lambda: sum(t.is_connected() for t in five) == 2, "the next one is in")
     (second,) = [t for t in five if t is not first and t.is_connected()]
     assert second.value("sms") == "26"
+
+
+async def test_a_keepers_older_list_of_clients_gives_no_second_process_its_pods_cap(stage, tenants):
+    """Before: a list that was asked for before a client came, and read after it, gave the next one the cap too."""
+    decide(stage.gpu, a=(20, 20000))
+    stage.default_pod = "a"
+    asked_at = time.monotonic()
+    older = await stage.control.run(commands.client_list(stage.server_pid))
+    first = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
+    await eventually(lambda: stage.gate.turns.count == 1, "its turn is over")
+    stage.ledger.note_clients(older, asked_at=asked_at)
+    second = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
+    cap = HoldReason.POD_CAP
+    await eventually(lambda: stage.reasons().get(second.pid) is cap or second.is_connected(), "it came")
+    assert (first.value("sms"), second.is_connected()) == ("26", False)
 
 
 async def test_a_pod_that_names_its_processes_has_its_cap_divided_among_them(stage, tenants):

@@ -108,6 +108,28 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
     assert keeper._status.faults == 1
 
 
+async def test_a_client_that_the_gate_sees_while_the_keeper_asks_stays_a_client(tmp_path):
+    """Before: the keeper's older list took it away, and with it its part of the pod's cap."""
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    control = Control(tmp_path)
+    control.will_fault = False
+    keeper = keeping.Keeper(gpu, keeping.Setup(control, Memory(), None, identify=lambda _pid: POD))
+    ledger, pid = keeper._ledger, os.getppid()
+    ledger.note_clients(())
+
+    async def answered_before_it_came(_command):
+        asked = ledger._clock()
+        ledger.admit(Admission(pid, start_ticks_of(pid), POD, 20, 4096, 4096, asked))
+        ledger.note_clients((pid,), pid, asked_at=asked)
+        ledger.end_turn(pid, is_client=True)
+        return ()
+
+    control.run = answered_before_it_came
+    await keeper._look(os.getpid())
+    assert ledger.percentages(POD, PID) == (20,)
+
+
 @pytest.mark.parametrize(
     ("pids", "clients", "expected"),
     [

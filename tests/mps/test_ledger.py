@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -124,6 +125,35 @@ def test_a_status_that_does_not_tell_the_pods_limit_ends_no_process_by_a_part_of
     assert ledger.pods() == ()
     ledger.admit(admission())
     assert [limit for _, limit, _ in ledger.pods()] == [8192]
+
+
+def test_a_list_that_was_asked_for_before_a_client_was_seen_does_not_take_it_away(ledger, clock):
+    """Before: gate and keeper ask at once; with the older list read last, the next process had the cap too."""
+    ledger.admit(admission())
+    clock[0] = 100.2
+    ledger.note_clients((ME,), ME, asked_at=100.1)
+    ledger.end_turn(ME, is_client=True)
+    ledger.note_clients((), asked_at=100.0)
+    assert ledger.is_client(ME)
+    assert grant_percentage(25, 1, ledger.percentages("pod", GONE)) is None
+    assert [each.until for each in ledger.connected(100.0, 101.0)] == [None]
+    clock[0] = 101.0
+    ledger.note_clients((), asked_at=100.9)
+    assert not ledger.is_client(ME)
+
+
+def test_a_list_that_was_asked_for_before_a_client_left_does_not_make_it_a_stranger(ledger, clock):
+    """Before: an event said that a process of no pod had connected past the gate."""
+    left = subprocess.Popen(["sleep", "60"])
+    ledger.admit(admission(pid=left.pid))
+    ledger.note_clients((left.pid,), left.pid, asked_at=100.0)
+    ledger.end_turn(left.pid, is_client=True)
+    left.kill()
+    left.wait()
+    clock[0] = 101.0
+    ledger.note_clients((), asked_at=100.8)
+    ledger.note_clients((left.pid,), asked_at=100.7)
+    assert (ledger.strangers(), ledger.mismatches, ledger.client_count) == ((), (), 0)
 
 
 @pytest.mark.parametrize("is_trimmed", [True, False])

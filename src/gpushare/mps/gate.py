@@ -416,7 +416,7 @@ class Gate:
                 with contextlib.suppress(asyncio.CancelledError, MpsError):
                     await listing
         turn.settle()
-        return pid in self._ledger.note_clients(listed, pid)
+        return pid in self._ledger.note_clients(listed, pid, asked_at)
 
     def _is_over(self, turn: _Turn) -> bool:
         """Return whether a turn has lasted as long as it may."""

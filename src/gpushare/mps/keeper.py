@@ -407,8 +407,9 @@ class Keeper:
         if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
             await self._recover(server_pid, fault)
             self._set_state(GateState.ACTIVE)
-        turn = self.gate.current_pid
-        self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), turn)
+        asked_at = time.monotonic()
+        listed = await self._control.run(commands.client_list(server_pid))
+        self._ledger.note_clients(listed, self.gate.current_pid, asked_at)
         await self.gate.end_overruns()
         if self._setup.ends_strangers:
             for stranger in self._ledger.strangers():

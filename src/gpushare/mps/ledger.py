@@ -86,6 +86,8 @@ class ClientLedger:
         self._caller = PatientCaller()
         self._admissions: dict[int, Admission] = {}
         self._clients: tuple[int, ...] = ()
+        self._noted_at = -math.inf
+        self._seen_at: dict[int, float] = {}  # when each client was in a list last
         self._is_first_list = True
         self._strangers: dict[int, Mismatch] = {}
         self._stranger_ticks: dict[int, int | None] = {}
@@ -172,9 +174,20 @@ class ClientLedger:
             self._late = self._admissions.pop(pid, None)
             self._depart(pid)
 
-    def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
-        """Record the server's client list; a listed process without a turn of its own is a stranger."""
+    def note_clients(
+        self, pids: tuple[int, ...], turn_pid: int | None = None, asked_at: float | None = None
+    ) -> tuple[int, ...]:
+        """Record the server's client list; a listed process without a turn of its own is a stranger.
+
+        Args:
+            turn_pid: the process that has its turn now.
+            asked_at: when the list was asked for, by the ledger's clock; None: nobody asked for another meanwhile.
+        """
         pids = tuple(pid for pid in pids if pid != self._own_pid)  # listed while we send a client's message
+        if asked_at is not None:
+            pids = self._without_older_news(pids, asked_at)
+        self._noted_at = now = self._clock()
+        self._seen_at = dict.fromkeys(pids, now)
         if self._contexts is not None:
             self._contexts.read()  # before the log is trimmed, whether or not a process waits
         self._clients = pids
@@ -222,6 +235,22 @@ class ClientLedger:
                 self._present[pid] = replace(self._present[pid], listed=True)
         self._is_first_list = False
         return self._clients
+
+    def _without_older_news(self, pids: tuple[int, ...], asked_at: float) -> tuple[int, ...]:
+        """Return a list's clients, corrected by what was noted since it was asked for.
+
+        Gate and keeper ask at the same time, and the older answer may be read last. A client that was seen since
+        stays, else its pod's next process would get its part of the cap; one that has left since does not come
+        back, as a stranger.
+        """
+        if self._noted_at <= asked_at:
+            return pids
+        stay = tuple(
+            pid
+            for pid in self._clients
+            if pid not in pids and self._seen_at.get(pid, asked_at) > asked_at and is_alive(pid)
+        )
+        return (*(pid for pid in pids if pid in self._clients or is_alive(pid)), *stay)
 
     def strangers(self) -> tuple[Mismatch, ...]:
         """Return clients that connected without a turn of their own."""
