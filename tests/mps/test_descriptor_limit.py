@@ -2,12 +2,18 @@
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from .conftest import SRC
+from gpushare.mps.asks import boottime
+from gpushare.mps.layout import GpuDirectory, throttled_reader
+from gpushare.mps.thawing import ThrottleProcess
+
+from .conftest import SRC, until
 
 PROGRAM = """
 import json, os, resource, sys
@@ -45,3 +51,35 @@ def test_with_the_right_to_more_it_takes_more():
     reported, soft, hard = limits(4096, "root")
     assert reported == soft
     assert hard >= soft >= 4096
+
+
+FD_SETSIZE = 1024  # select(2) takes no descriptor from this number on
+
+
+@pytest.fixture
+def many_descriptors():
+    """As many open as copies of connections in a host, of which one pod may cause 4,096."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2 * FD_SETSIZE:
+        pytest.skip("too few descriptors are allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * FD_SETSIZE, hard))
+    taken = [socket.socket(socket.AF_UNIX) for _ in range(FD_SETSIZE)]
+    yield
+    for each in taken:
+        each.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_host_with_very_many_connections_starts_the_throttle_again(tmp_path, many_descriptors, caplog):
+    """Before: select(2) refused the throttle's pipe, and no pod was throttled until they were closed."""
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    throttle, reader = ThrottleProcess(tmp_path, tmp_path), throttled_reader(gpu)
+    throttle.start()
+    try:
+        until(lambda: throttle.restarts > 0 or reader.read().beat > 0, "it looks, or has ended")
+        began = boottime()
+        until(lambda: throttle.restarts > 0 or reader.read().beat > began + 1, "it goes on looking")
+        assert (throttle.restarts, caplog.messages) == (0, [])
+    finally:
+        throttle.stop()

@@ -131,8 +131,10 @@ class ThrottleProcess:
         """Watch the process until it has ended; while it is silent, thaw its pods and finally kill it."""
         assert process.stdout is not None
         silence = Silence(begun := boottime(), begun, self._kill_seconds)
+        heartbeats = select.poll()  # select() takes no number of 1024 or more; the host has copies of connections
+        heartbeats.register(process.stdout, select.POLLIN)
         while True:
-            if select.select([process.stdout], [], [], silence.wait_seconds(boottime()))[0]:
+            if heartbeats.poll(1000 * silence.wait_seconds(boottime())):
                 words = process.stdout.read(WORDS_BYTES)
                 if not words:
                     break
