@@ -151,7 +151,15 @@ def _supervise(agent: AgentProcess, place: FrontPlace) -> int:
     while True:
         now = time.monotonic()
         if not agent.is_running and now >= start_at:
-            agent.start()
+            try:
+                agent.start()
+            except OSError as error:  # the node has no process left, say
+                if not place.is_held:
+                    raise
+                failures += 1
+                delay = BACKOFF.seconds(failures)
+                start_at = now + delay
+                _log.error("the agent cannot be started, again in %.1f s: %s", delay, error)
         got = signal.sigtimedwait(_SIGNALS, LOOK_SECONDS if agent.is_running else start_at - now)
         if got is not None and got.si_signo in _ENDING:
             is_stopping = True

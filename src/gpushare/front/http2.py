@@ -113,12 +113,15 @@ class Http2Connection:
         """Start the connection and its reading thread.
 
         Raises:
-            ConnectionLostError: it has already ended.
+            ConnectionLostError: it has already ended, or the node has no thread left for it.
         """
         with self._sending:
             self._h2.initiate_connection()
             self._flush()
-        threading.Thread(target=self._read, name="connection", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, name="connection", daemon=True).start()
+        except RuntimeError as error:
+            raise ConnectionLostError(f"no thread is free for the connection: {error}") from None
 
     def close(self) -> None:
         """End the connection and wake everything that waits for it."""

@@ -1,6 +1,7 @@
 """gRPC over HTTP/2; messages stay bytes, and their content is not parsed here."""
 
 import contextlib
+import errno
 import logging
 import socket
 import struct
@@ -48,7 +49,7 @@ def connect(path: Path, changed: threading.Condition) -> Http2Connection:
     """Return a client connection to a unix socket.
 
     Raises:
-        ConnectionLostError: nothing listens there.
+        ConnectionLostError: nothing listens there, or the node has no thread left.
     """
     peer = socket.socket(socket.AF_UNIX)
     try:
@@ -58,6 +59,9 @@ def connect(path: Path, changed: threading.Condition) -> Http2Connection:
     except OSError as error:
         peer.close()
         raise ConnectionLostError(f"{path.name}: {error.strerror or error}") from None
+    except ConnectionLostError:
+        peer.close()
+        raise
     return connection
 
 
@@ -161,7 +165,7 @@ class Door:
         """Listen at the path, again if it was removed; do nothing once closed.
 
         Raises:
-            OSError: the socket cannot be created.
+            OSError: the socket cannot be created, or the node has no thread left for it.
         """
         with self._lock:
             self._leave()
@@ -176,7 +180,11 @@ class Door:
                 listener.close()
                 raise
             self._listener, self._identity = listener, identity(self._path)
-            threading.Thread(target=self._accept, args=(listener,), name="door", daemon=True).start()
+            try:
+                threading.Thread(target=self._accept, args=(listener,), name="door", daemon=True).start()
+            except RuntimeError as error:
+                self._leave()  # a socket that nobody serves would keep callers waiting
+                raise BlockingIOError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:
         """Accept no more callers, for good; present callers stay."""
@@ -211,15 +219,23 @@ class Door:
     def _on_stream(self, connection: Http2Connection, stream: Stream) -> None:
         with self._changed:
             self.calls += 1
-        threading.Thread(target=self._answer, args=(connection, stream), name="call", daemon=True).start()
+        try:
+            threading.Thread(target=self._answer, args=(connection, stream), name="call", daemon=True).start()
+        except RuntimeError as error:
+            _log.error("a call is refused, as no thread is free for it: %s", error)
+            self._end_call()
+            connection.reset(stream, ErrorCodes.REFUSED_STREAM)
 
     def _answer(self, connection: Http2Connection, stream: Stream) -> None:
         try:
             answer(connection, stream, self._handlers)
         finally:
-            with self._changed:
-                self.calls -= 1
-                self._changed.notify_all()
+            self._end_call()
+
+    def _end_call(self) -> None:
+        with self._changed:
+            self.calls -= 1
+            self._changed.notify_all()
 
 
 def identity(path: Path) -> tuple[int, int] | None:
