@@ -28,7 +28,7 @@ from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecaster_client import Forecasts, ask_model
-from gpushare_deviceplugin.gates import Gates, Notice, RecentTenants, health_notices, notices
+from gpushare_deviceplugin.gates import Gates, Notice, RecentTenants, SeldomNotices, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
 from gpushare_deviceplugin.keep_running import keep_running
 from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
@@ -314,7 +314,7 @@ class Agent:
         """Compare GPUs' health, gate reports and pods' annotations with before, and write events for changes."""
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
-        recent = RecentTenants(self._clock)
+        recent, seldom = RecentTenants(self._clock), SeldomNotices(self._clock)
         problems: dict[str, str] = {}
         while True:
             was_wrong, problems = problems, {pod.uid: problem_in_words(pod) for pod in self.state.pods.values()}
@@ -332,7 +332,7 @@ class Agent:
                 if status is None or status is old:
                     continue
                 before[uuid] = status
-                for notice in notices(old, status, tenants):
+                for notice in seldom.due(uuid, notices(old, status, tenants)):
                     await self.cluster.tell(notice)
             await self._wakeups.sleep(EVENT_SECONDS)
 

@@ -23,6 +23,7 @@ _STATES: Final = {
 }
 _CEILINGS: Final = {SelfTestResult.PASSED: Ceilings.ENFORCED, SelfTestResult.FAILED: Ceilings.NOT_ENFORCED}
 RECENT_SECONDS: Final = 10.0
+SELDOM_SECONDS: Final = 60.0  # between two events of one kind on one pod and GPU that the pod can cause at will
 _SHOWN_HOLDS: Final = frozenset(
     {
         HoldReason.CLIENTS,
@@ -111,12 +112,17 @@ def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str =
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Event about a pod (by uid), or about the node (None)."""
+    """Event about a pod (by uid), or about the node (None).
+
+    Attributes:
+        is_at_will: whether processes of a tenant can cause it as often as they like.
+    """
 
     pod_uid: str | None
     reason: str
     note: str
     is_warning: bool = True
+    is_at_will: bool = False
 
 
 def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: Iterable[str]) -> tuple[Notice, ...]:
@@ -129,6 +135,28 @@ def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: It
         return tuple(Notice(uid, "GpuUnhealthy", note) for uid in everyone)
     note = f"GPU {uuid} is healthy again"
     return tuple(Notice(uid, "GpuRecovered", note, is_warning=False) for uid in everyone)
+
+
+class SeldomNotices:
+    """Filter of notices that tenants can cause at will; else a pod could flood the API server with its events."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told_at: dict[tuple[str, str | None, str], float] = {}
+
+    def due(self, uuid: str, found: Iterable[Notice]) -> list[Notice]:
+        """Return the notices about a GPU to tell now: of those at will one a pod and reason in SELDOM_SECONDS."""
+        now = self._clock()
+        self._told_at = {key: at for key, at in self._told_at.items() if now - at < SELDOM_SECONDS}
+        told = []
+        for notice in found:
+            key = uuid, notice.pod_uid, notice.reason
+            if notice.is_at_will and key in self._told_at:
+                continue
+            if notice.is_at_will:
+                self._told_at[key] = now
+            told.append(notice)
+        return told
 
 
 class RecentTenants:
@@ -179,10 +207,10 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         if waiting.reason in _SHOWN_HOLDS and (waiting.pod_uid, waiting.reason) not in seen:
             advice = _ADVICE.get(waiting.reason, "")
             note = f"a process waits at the gate of GPU {new.gpu_uuid}: {waiting.reason}{advice}"
-            found.append(Notice(waiting.pod_uid, f"Held{waiting.reason}", note))
+            found.append(Notice(waiting.pod_uid, f"Held{waiting.reason}", note, is_at_will=True))
     known = {(m.kind, m.pod_uid, m.pid) for m in old.mismatches} if old is not None else set()
     found += [
-        Notice(mismatch.pod_uid, f"Mismatch{mismatch.kind}", mismatch.detail)
+        Notice(mismatch.pod_uid, f"Mismatch{mismatch.kind}", mismatch.detail, is_at_will=True)
         for mismatch in new.mismatches
         if (mismatch.kind, mismatch.pod_uid, mismatch.pid) not in known
     ]
