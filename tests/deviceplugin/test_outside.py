@@ -105,6 +105,14 @@ class Bench:
         (directory / "cgroup").write_text(f"0::{path}\n")
         (directory / "stat").write_text(f"{pid} (nvidia-cuda-mps-server) S {' '.join(['0'] * 18)} {ticks} 0\n")
 
+    def end_first_thread(self, pid: int) -> None:
+        """Let a process go on without its first thread, as cgroup v1 shows it."""
+        directory = self.proc / str(pid)
+        (directory / "task" / str(pid + 1)).mkdir(parents=True)
+        (directory / "task" / str(pid + 1) / "cgroup").write_text((directory / "cgroup").read_text())
+        (directory / "cgroup").write_text("0::/\n")
+        (directory / "stat").write_text((directory / "stat").read_text().replace(") S ", ") Z "))
+
     async def rounds(self, count: int, clients: tuple[int, ...] = (), outside: tuple[int, ...] = ()) -> None:
         """Turn rounds of sampling a second apart with these processes on the GPU, and tell what was found."""
         gpu = self.state.gpus[GPU_A]
@@ -382,6 +390,34 @@ async def test_a_pod_that_leaves_mps_again_and_again_loses_its_container(
     assert other not in bench.ended
     assert [notice.pod_uid for notice in bench.told] == [UIDS["web"]] * 2
     assert "again and again: their container was ended" in bench.told[-1].note
+
+
+@pytest.mark.parametrize("hidden", ["the processes outside", "the container's first"])
+async def test_a_container_whose_processes_end_their_first_threads_is_ended_too(
+    tmp_path: Path, state: NodeState, clock: Clock, hidden: str
+) -> None:
+    """Before: cgroup v1 shows "/" for such a thread, and the oldest process in the node's root was ended."""
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.DECIDED)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    kernel, main = 2, 20
+    bench.process(kernel, None, ticks=0)
+    (bench.proc / str(kernel) / "cgroup").write_text("5:freezer:/\n")
+    bench.process(main, UIDS["web"], ticks=50)
+    pids = range(100, 104)
+    for pid in pids:
+        bench.process(pid, UIDS["web"], ticks=200 + pid)
+    for pid in [main] if hidden == "the container's first" else pids:
+        bench.end_first_thread(pid)
+    for pid in (main, *pids):
+        cgroup = bench.proc / str(pid) / "cgroup"
+        cgroup.write_text(cgroup.read_text().replace("0::", "5:freezer:"))
+        for other in bench.proc.glob(f"{pid}/task/*/cgroup"):
+            other.write_text(other.read_text().replace("0::", "5:freezer:"))
+    for pid in pids:
+        await bench.rounds(2, outside=(SERVER, pid))
+        if len(bench.ended) > 3:
+            break
+    assert [pid for pid in bench.ended if pid not in pids] == [main]
 
 
 def found_in_each(

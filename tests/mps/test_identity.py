@@ -1,8 +1,16 @@
 import os
+import subprocess
 
 import pytest
 
-from gpushare.mps.identity import is_alive, pod_uid_of, pod_uid_of_cgroup, start_ticks_of
+from gpushare.mps.identity import (
+    container_of,
+    ends_with,
+    is_alive,
+    pod_uid_of,
+    pod_uid_of_cgroup,
+    start_ticks_of,
+)
 
 from .cgroups import RealPods
 from .conftest import until
@@ -91,4 +99,23 @@ def test_a_process_without_its_first_thread_is_still_in_its_pod(headless, tmp_pa
     finally:
         headless.kill()
         headless.wait(60)
+        pods.close()
+
+
+def test_a_process_without_its_first_thread_is_still_in_its_container(headless, tmp_path):
+    """Before: in cgroup v1 it counted as in the container of every process of the node that is in no cgroup."""
+    pods = RealPods("v1")
+    beside = subprocess.Popen(["sleep", "60"])
+    try:
+        container = pods.make(pods.add(UID) / "container")
+        for pid in (headless.pid, beside.pid):
+            (container / "cgroup.procs").write_text(str(pid))
+        freezer = [line for line in container_of(beside.pid).splitlines() if ":freezer:" in line]
+        assert f"pod{UID}/container" in freezer[0]
+        assert freezer[0] in container_of(headless.pid).splitlines()
+        assert ends_with(beside.pid, headless.pid)
+    finally:
+        for process in (headless, beside):
+            process.kill()
+            process.wait(60)
         pods.close()

@@ -42,20 +42,7 @@ def pod_uid_of_cgroup(text: str) -> str | None:
 
 def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
     """Return the pod uid of a process; None if it is gone, not readable, or in no pod."""
-    if pid <= 0:
-        return None
-    process = proc / str(pid)
-    try:
-        if uid := pod_uid_of_cgroup((process / "cgroup").read_text(errors="replace")):
-            return uid
-        # Cgroup v1 shows "/" for a thread that has exited, and a process may continue without its first thread.
-        if _stat(process)[_STATE] in _EXITED:
-            for thread in (process / "task").iterdir():
-                if uid := pod_uid_of_cgroup((thread / "cgroup").read_text(errors="replace")):
-                    return uid
-    except (OSError, IndexError):
-        return None
-    return None
+    return pod_uid_of_cgroup(container_of(pid, proc)) if pid > 0 else None
 
 
 def _stat(process: Path) -> list[str]:
@@ -127,10 +114,18 @@ def is_namespace_init(pid: int, proc: Path = PROC) -> bool:
 
 def container_of(pid: int, proc: Path = PROC) -> str:
     """Return the cgroups of a process, which are equal for all processes of a container; empty if it is gone."""
+    process = proc / str(pid)
     try:
-        return (proc / str(pid) / "cgroup").read_text(errors="replace")
-    except OSError:
+        text = (process / "cgroup").read_text(errors="replace")
+        # Cgroup v1 shows "/" for a thread that has exited, and a process may continue without its first thread.
+        if pod_uid_of_cgroup(text) is None and _stat(process)[_STATE] in _EXITED:
+            for thread in (process / "task").iterdir():
+                of_thread = (thread / "cgroup").read_text(errors="replace")
+                if pod_uid_of_cgroup(of_thread) is not None:
+                    return of_thread
+    except (OSError, IndexError):
         return ""
+    return text
 
 
 def ends_with(first: int, other: int, proc: Path = PROC) -> bool:
