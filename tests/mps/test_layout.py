@@ -170,6 +170,24 @@ def test_what_killed_writers_left_behind_goes(gpu):
     assert gpu.decisions.exists()
 
 
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(gpu, monkeypatch, caplog):
+    """Before: it counted as read until the agent replaced it, and its newest pods waited until then."""
+    reader = decisions_reader(gpu)
+    write_decisions(gpu, Decisions({"a": PodDecision(25, 4096)}))
+    with monkeypatch.context() as short:
+
+        def fails(_path):
+            raise OSError(12, "Cannot allocate memory")
+
+        short.setattr(type(gpu.decisions), "read_bytes", fails)
+        for _ in range(3):
+            assert reader.read() == Decisions()
+    assert list(reader.read().pods) == ["a"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot read {gpu.decisions}, keeping its previous content: [Errno 12] Cannot allocate memory"
+    ]
+
+
 def test_the_last_decisions_stay_in_force_when_their_file_is_removed(gpu):
     reader = decisions_reader(gpu)
     assert reader.read() == Decisions()

@@ -288,7 +288,7 @@ def write_throttled(gpu: GpuDirectory, status: ThrottleStatus) -> None:
 class LastGood(Generic[T]):
     """A file that another process replaces; a bad value is logged once, and the last good one is kept.
 
-    `read()` costs one stat while the file is unchanged.
+    `read()` costs one stat while the file is unchanged. A file that cannot be read now is tried again each time.
     """
 
     def __init__(self, path: Path, parse: Callable[[Any], T], default: T) -> None:
@@ -296,6 +296,7 @@ class LastGood(Generic[T]):
         self._parse = parse
         self._value = default
         self._seen: tuple[int, int, int] | None = None
+        self._is_unreadable = False
         self.bad_reads = 0
 
     def read(self) -> T:
@@ -311,10 +312,20 @@ class LastGood(Generic[T]):
             self._value = self._parse(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.bad_reads += 1
-            logger.error("cannot read %s, keeping its previous content: %s", self._path, error)
+        except OSError as error:
+            self._seen = None
+            if not self._is_unreadable:
+                self._note(error)
+            self._is_unreadable = True
+            return self._value
+        except (ValueError, KeyError, TypeError) as error:
+            self._note(error)
+        self._is_unreadable = False
         return self._value
+
+    def _note(self, error: Exception) -> None:
+        self.bad_reads += 1
+        logger.error("cannot read %s, keeping its previous content: %s", self._path, error)
 
 
 class Fresh(Generic[W]):
