@@ -208,7 +208,8 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
             advice = _ADVICE.get(waiting.reason, "")
             note = f"a process waits at the gate of GPU {new.gpu_uuid}: {waiting.reason}{advice}"
             found.append(Notice(waiting.pod_uid, f"Held{waiting.reason}", note, is_at_will=True))
-    known = {(m.kind, m.pod_uid, m.pid) for m in old.mismatches} if old is not None else set()
+    # The record has clients of days ago, which an agent that starts must not tell as news.
+    known = {(m.kind, m.pod_uid, m.pid) for m in (old or new).mismatches}
     found += [
         Notice(mismatch.pod_uid, f"Mismatch{mismatch.kind}", mismatch.detail, is_at_will=True)
         for mismatch in new.mismatches

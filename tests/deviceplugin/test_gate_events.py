@@ -81,3 +81,15 @@ async def test_clients_without_a_turn_are_told_of_once_a_minute_and_faults_each_
         await told.look(gate(at=float(second), mismatches=past, faults=second, last_fault_pods=(OTHER,)))
     assert told.counts() == {(TENANT, "MismatchStaleCeiling"): 1, (OTHER, "GpuFault"): 19, (None, "GpuFault"): 19}
     running.cancel()
+
+
+async def test_an_agent_that_starts_tells_who_waits_now_and_not_what_clients_did_before(told: Told) -> None:
+    """Before: each start told anew of up to fifty clients of days ago, also on the node, as of something new."""
+    past = Mismatch(MismatchKind.UNKNOWN_CLIENT, None, 7, "process 7 of no pod connected past the gate")
+    running = asyncio.create_task(told.agent._tell_events())
+    await told.look(gate(at=1.0, mismatches=(past,), waiting_connections=(waits(TENANT, HoldReason.POD_CAP),)))
+    assert told.counts() == {(TENANT, "HeldPodCapInUse"): 1}
+    now = Mismatch(MismatchKind.UNKNOWN_CLIENT, None, 8, "process 8 of no pod connected past the gate")
+    await told.look(gate(at=2.0, mismatches=(past, now)))
+    assert told.notices[1:] == [Notice(None, "MismatchUnknownClient", now.detail, is_at_will=True)]
+    running.cancel()
