@@ -1,5 +1,6 @@
 """The keeper's status file when the disk does not take it, and what it says of faults that are noticed late."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -17,7 +18,10 @@ from gpushare.mps.faultlog import Fault
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.ledger import Admission, Presence
+from gpushare.mps.logs import trim
 from gpushare.twin.gpus import parse_simulated
+
+from .conftest import eventually
 
 
 async def test_a_full_disk_is_said_once_and_the_status_follows_when_there_is_room(tmp_path, monkeypatch, caplog):
@@ -128,6 +132,28 @@ async def test_a_client_that_the_gate_sees_while_the_keeper_asks_stays_a_client(
     control.run = answered_before_it_came
     await keeper._look(os.getpid())
     assert ledger.percentages(POD, PID) == (20,)
+
+
+async def test_what_the_server_logs_just_before_its_log_is_shortened_is_read(tmp_path, monkeypatch):
+    """Before: a fault was never told of, and a context beyond its pod's cap was not counted."""
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    control = Control(gpu.log)
+    keeper = keeping.Keeper(gpu, keeping.Setup(control, Memory(), None, identify=lambda _pid: POD))
+    monkeypatch.setattr(keeping, "trim", lambda paths: trim(paths, limit_bytes=0))
+    line = "[2026-11-28 13:30:25.724 Server  2480] Client {PID: %d, Context ID: %d} connected\n"
+    control.log.write_text(line % (os.getppid(), 0) + line % (os.getppid(), 1))
+    keeper._ledger.note_clients((os.getppid(),))
+    with control.log.open("a") as log:
+        log.write(line % (os.getppid(), 2))
+        log.write("[2026-11-28 13:30:25.724 Server  2480] Server is handling a fatal GPU error.\n")
+    publishing = asyncio.create_task(keeper._publish_regularly())
+    await eventually(lambda: control.log.stat().st_size == 0, "shortened")
+    publishing.cancel()
+    assert keeper._ledger.contexts_of(os.getppid()) == 2
+    fault = keeper._read_faults()
+    assert fault is not None
+    assert "fatal GPU error" in fault.line
 
 
 @pytest.mark.parametrize(

@@ -500,6 +500,8 @@ class Keeper:
         for count in itertools.count():
             self.publish()
             if count % TRIM_EVERY == 0:
+                self._faults.has_fault()  # what is not read yet would be lost
+                self._ledger.read_contexts()
                 with contextlib.suppress(RuntimeError):  # the node has no thread left
                     await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)

@@ -301,6 +301,11 @@ class ClientLedger:
         """Return the pod's other live processes."""
         return tuple(_memory_of(a) for a in self._admissions.values() if a.pod_uid == pod_uid and a.pid != pid)
 
+    def read_contexts(self) -> None:
+        """Read what the server's log has told of contexts since the last look."""
+        if self._contexts is not None:
+            self._contexts.read()
+
     def heard(self, pid: int) -> int | None:
         """Return how many connections of a process the server's log shows; None if it shows none at all."""
         if self._contexts is None:
