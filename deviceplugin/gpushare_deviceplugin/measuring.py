@@ -241,11 +241,12 @@ def _duties(gate: GateStatus) -> dict[str, float]:
 
 
 def threads_of(gate: GateStatus, pod: ManagedPod) -> int:
-    """Return the cap in force: the sum of its processes' caps at their connection, or of their own lower ones.
+    """Return the cap in force: the sum of its contexts' caps at their connection, or of their own lower ones.
 
     A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).
     """
-    caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
+    of_pod = (each for c in gate.clients if c.pod_uid == pod.uid for each in c.context_percentages)
+    caps = [each for each in of_pod if each is not None]
     ceilings = caps or [pod.decision.thread_percentage if pod.decision else 100]
     return min(100, sum(min(ceiling, pod.own_percentage or 100) for ceiling in ceilings))
 
@@ -262,7 +263,7 @@ def _by_gate(gate: GateStatus | None, pod: ManagedPod) -> TenantMeasure:
         return TenantMeasure()
     own = [client for client in gate.clients if client.pod_uid == pod.uid]
     known = [client.memory_used_mib for client in own if client.memory_used_mib is not None]
-    knows_caps = bool(own) and all(client.thread_percentage is not None for client in own)
+    knows_caps = bool(own) and all(None not in client.context_percentages for client in own)
     return TenantMeasure(
         clients=len(own),
         memory_used_mib=sum(known) if len(known) == len(own) else None,

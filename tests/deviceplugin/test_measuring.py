@@ -328,6 +328,22 @@ class TestMeasuring:
         found = caps(client(a, 12), client(a, None), client(b, None))
         assert found == {a: (50, None), b: (50, None), lowered.uid: (50, None)}, "a gate that started after them"
 
+    def test_a_process_with_several_contexts_runs_under_the_caps_of_all(self, state: NodeState) -> None:
+        """Before, under that of its last one: an H200 gives each of them SMs of its own (docs/facts.md 37)."""
+        a = tenant(state, "a", threads="20")
+        process = replace(client(a, 6), contexts=3, grants=(7, 7, 6))
+        alone = gate(clients=(process,))
+        measurer = self.measurer(state)
+        for _ in range(FREE_BATCHES + 1):
+            measured = see(measurer, alone, window(FP32)).tenants[a]
+        assert measured.threads_in_force == 20
+        [seen] = measurer._signatures._seen.values()
+        assert list(seen) == [20]
+        again = replace(client(a, 20), contexts=1, grants=(20, 20))  # it has given its first one up
+        assert see(measurer, gate(clients=(again,)), window(FP32)).tenants[a].threads_in_force == 20
+        unknown = gate(clients=(replace(process, grants=(None, 7, 6)),))
+        assert see(measurer, unknown, window(FP32)).tenants[a].threads_in_force is None
+
     def test_memory_is_the_pods_own_or_absent(self, state: NodeState) -> None:
         a, b = tenant(state, "a"), tenant(state, "b")
         status = gate(clients=(client(a, used=300), client(a, used=200), client(b, used=None)))

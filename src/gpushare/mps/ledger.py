@@ -13,7 +13,7 @@ from gpushare.mps.grants import ProcessMemory
 from gpushare.mps.identity import is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.memory import MemoryReader
 from gpushare.mps.patience import HangingError, PatientCaller
-from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind
+from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind, highest_grants
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,7 @@ class Admission:
 
     def percentages(self, contexts: int) -> tuple[int | None, ...]:
         """Return the highest thread percentages of this many contexts; which contexts are gone is not known."""
-        known = self.grants or (self.thread_percentage,)
-        ordered = sorted(known, key=lambda each: math.inf if each is None else each, reverse=True)
-        return tuple((ordered + [ordered[0]] * contexts)[:contexts])
+        return highest_grants(self.grants or (self.thread_percentage,), contexts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The MPS host's status of one GPU: gate.json, read by the agent and by `gpushare mps status`."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -69,6 +70,16 @@ class MismatchKind(StrEnum):
     MEMORY_OVERRUN = "MemoryOverrun"
 
 
+def highest_grants(grants: Sequence[int | None], contexts: int) -> tuple[int | None, ...]:
+    """Return the highest of a process's thread percentages, one a context; which contexts are gone is not known.
+
+    Args:
+        grants: of all its turns, at least one; None for an unknown one, which counts as the highest.
+    """
+    ordered = sorted(grants, key=lambda each: math.inf if each is None else each, reverse=True)
+    return tuple((ordered + [ordered[0]] * contexts)[:contexts])
+
+
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
     """One MPS client.
@@ -95,6 +106,11 @@ class ClientStatus:
     contexts: int = 0
     grants: tuple[int | None, ...] = ()
     pod_limit_mib: int | None = None
+
+    @property
+    def context_percentages(self) -> tuple[int | None, ...]:
+        """Return the ceiling of each of its contexts, which have SMs of their own each (docs/facts.md 37)."""
+        return highest_grants(self.grants or (self.thread_percentage,), max(1, self.contexts))
 
 
 @dataclass(frozen=True, slots=True)
