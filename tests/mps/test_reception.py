@@ -107,6 +107,24 @@ def heard(connection: socket.socket) -> bytes | None:
         return None
 
 
+@pytest.mark.parametrize("desk", [PodLimits(per_second=50.0, burst=100.0)], indirect=True)
+async def test_a_pod_that_speaks_an_unknown_handshake_in_a_loop_is_logged_once_a_minute(desk, caplog):
+    """Before: one line a connection, 50 a second, so that a pod could push all else out of the log."""
+
+    def lines() -> list[str]:
+        return [each for each in caplog.messages if "handshake that this gate does not know" in each]
+
+    for number, pod in enumerate(["a"] * 20 + ["b", "a"]):
+        desk.pods[os.getpid()] = pod
+        if number == 21:
+            desk.now += 61.0
+        connection = desk.connect()
+        await eventually(lambda: heard(connection) == HELLO, "greeted")  # noqa: B023
+        connection.send(b"odd")
+        await eventually(lambda: len(list(desk.reception.odd())) == number + 1, "held")  # noqa: B023
+        assert len(lines()) == max(1, number - 18)
+
+
 async def test_what_comes_too_fast_is_held_unread_and_greeted_in_its_order_when_the_rate_allows(desk):
     connections = []
     for _ in range(6):

@@ -35,7 +35,7 @@ MAX_IDLE_BUCKETS: Final = 64
 # A process start takes three connections; a pod that starts 16 processes at once stays within the burst.
 CONNECTIONS_PER_SECOND: Final = 50.0
 BURST: Final = 100.0
-TOLD_AGAIN_SECONDS: Final = 60.0  # between two log lines about too many connections, or about failed accepts
+TOLD_AGAIN_SECONDS: Final = 60.0  # between two log lines of one kind that a pod can cause at will
 DESCRIPTORS_KEPT_FREE: Final = 256
 MAX_OPEN_PER_GPU: Final = 16384
 MAX_OPEN_PER_POD: Final = 4096
@@ -144,6 +144,7 @@ class Reception:
         self._accept_timer: asyncio.TimerHandle | None = None
         self._greet_timer: asyncio.TimerHandle | None = None
         self._accept_failed, self._too_many = _Complaint(), _Complaint()
+        self._unknown_words: dict[str | None, _Complaint] = {}  # by pod
         self.refused: dict[RefuseReason, int] = dict.fromkeys(RefuseReason, 0)
         self.accepted = 0
 
@@ -385,12 +386,7 @@ class Reception:
         if connection.phase is ConnectionPhase.SERVED:
             self.refuse(connection, RefuseReason.PROTOCOL)
         elif not packet.is_whole or packet.data not in _EXPECTED[connection.phase]:
-            logger.warning(
-                "pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
-                connection.pid,
-                connection.pod_uid,
-                packet.data[:12].hex(),
-            )
+            self._complain_of(connection, packet.data)
             self._to(connection, ConnectionPhase.ODD)
         elif packet.data == CREDENTIALS:
             self._to(connection, ConnectionPhase.INTRODUCED)
@@ -400,6 +396,18 @@ class Reception:
             self._store.spoken(connection.number)
             self._to(connection, ConnectionPhase.READY)
             self._on_ready(connection)
+
+    def _complain_of(self, connection: Connection, data: bytes) -> None:
+        """Log an unknown handshake, at most once a minute for a pod, which can speak it as often as it likes."""
+        if len(self._unknown_words) > MAX_IDENTITIES:
+            self._unknown_words.clear()
+        if self._unknown_words.setdefault(connection.pod_uid, _Complaint()).is_due(self._clock()):
+            logger.warning(
+                "pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
+                connection.pid,
+                connection.pod_uid,
+                data[:12].hex(),
+            )
 
     # Room
 
