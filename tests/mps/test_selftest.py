@@ -53,3 +53,25 @@ def test_a_probe_that_hangs_is_ended(tmp_path, monkeypatch):
     probe = Probe((sys.executable, "-c", "import time; time.sleep(60)"))
     result = asyncio.run(run_self_test(GpuDirectory.of(tmp_path, "GPU-1"), probe, lambda *_: None, {}))
     assert "did not end within" in result.detail
+
+
+async def test_a_probe_that_hangs_in_the_driver_is_not_waited_for(tmp_path, monkeypatch):
+    """Before: the keeper waited for its end without a word, and saw neither a dead daemon nor a dead server."""
+    monkeypatch.setattr("gpushare.mps.selftest.PROBE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("gpushare.mps.selftest.KILLED_SECONDS", 0.2, raising=False)
+    kill, hung, granted = asyncio.subprocess.Process.kill, [], []
+
+    def no_signal_ends_it(process):
+        hung.append(process)
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", no_signal_ends_it)
+    probe, gpu = Probe((sys.executable, "-c", "import time; time.sleep(60)")), GpuDirectory.of(tmp_path, "GPU-1")
+    try:
+        async with asyncio.timeout(30):
+            result = await run_self_test(gpu, probe, lambda *g: granted.append(g), {})
+        assert "did not end within" in result.detail
+        assert [ceiling is None for _, ceiling in granted] == [False, True]
+    finally:
+        for process in hung:
+            kill(process)
+            await process.wait()

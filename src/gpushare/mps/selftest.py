@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpushare.mps.control import KILLED_SECONDS
 from gpushare.mps.layout import GpuDirectory, PodDecision
 from gpushare.mps.status import SelfTest, SelfTestResult
 
@@ -88,7 +89,9 @@ async def _run_probe(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await process.wait()
         grant(process.pid, None)
     if "error" in seen:
         raise _ProbeError(f"the probe could not run: {seen['error']}")
