@@ -119,8 +119,8 @@ def longest_stall_seconds(page: str) -> float:
     return min(bound for bound, count in looks.items() if count == looks[math.inf])
 
 
-class Pace:
-    """How fast a number falls, by the last two looks at it."""
+class Countdown:
+    """Estimate of when a number that falls reaches zero, by the last two looks at it."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
@@ -169,7 +169,7 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
     def spent() -> dict[str, float]:
         return {name: processor_seconds(pid) - before[name] for name, pid in pids.items()}
 
-    longest, begun, scrape_at, pace = 0.0, False, started, Pace()
+    longest, begun, scrape_at, countdown = 0.0, False, started, Countdown()
     named_after: tuple[float, dict[str, float]] | None = None
     async with asyncio.timeout(LONGEST_SECONDS):
         while True:
@@ -188,7 +188,7 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
                 found = samples(page)
                 written = found.get("gpushare_operator_status_writes_total", 0.0)
                 left = expected - written if named_after is None else found["gpushare_operator_events_waiting"]
-                scrape_at = time.monotonic() + until_next_scrape(pace.seconds_for(left, time.monotonic()))
+                scrape_at = time.monotonic() + until_next_scrape(countdown.seconds_for(left, time.monotonic()))
                 if written >= expected and not found["gpushare_operator_queue_length"]:
                     named_after = named_after or (time.monotonic() - started, spent())
                     if not found["gpushare_operator_events_waiting"]:

@@ -1,12 +1,12 @@
 """Kopf's connection to the API server, which shows each list that Kopf takes."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import aiohttp
 import kopf
 import orjson
-from yarl import URL
 
 from gpushare.kube import ApiError, Json, read_configuration
 
@@ -37,13 +37,13 @@ async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kop
     async def asked(
         _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
     ) -> None:
-        if is_list(request.method, request.url) and "continue" not in request.url.query:
+        if is_list(request.method, request.url.query) and "continue" not in request.url.query:
             observer.begins(request.url.path)
 
-    class _Answer(aiohttp.ClientResponse):
+    class _ShownResponse(aiohttp.ClientResponse):
         async def json(self, **_: Any) -> Any:
             body = await super().json(loads=orjson.loads)
-            if self.ok and is_list(self.method, self.url) and "items" in body:
+            if self.ok and is_list(self.method, self.url.query) and "items" in body:
                 observer.page(self.url.path, body)
             return body
 
@@ -54,7 +54,7 @@ async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kop
         headers=info.as_http_headers(),
         trust_env=info.trust_env,
         trace_configs=[trace],
-        response_class=_Answer,
+        response_class=_ShownResponse,
     )
     return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
@@ -79,6 +79,6 @@ async def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     )
 
 
-def is_list(method: str, url: URL) -> bool:
-    """Return whether a request is one for a list, or for another object: for no watch."""
-    return method.upper() == "GET" and "watch" not in url.query
+def is_list(method: str, query: Mapping[str, str]) -> bool:
+    """Return whether a request is one for a list, or for a single object: for no watch."""
+    return method.upper() == "GET" and "watch" not in query
