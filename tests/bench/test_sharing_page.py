@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from bench.figures import percentile
@@ -122,9 +123,18 @@ def test_what_is_said_of_the_same_jobs_as_pods_is_what_the_records_say(tmp_path:
             assert re.search(rf"\| {count} \| {mean} \| [^|]*\| {re.escape(bias)} \| {high} \|", report), line
 
 
-def test_what_is_said_of_a_third_of_the_shares_is_what_the_records_say(tmp_path: Path) -> None:
-    records = opened("h200-12-small-shares", tmp_path)
-    section = PAGE.split("## A third of the shares, as pods")[1].split("\n## ")[0]
+@pytest.mark.parametrize(
+    ("name", "title", "shares"),
+    [
+        ("h200-12-small-shares", "A third of the shares, as pods", range(10, 20)),
+        ("h200-40-pods", "Forty jobs as pods", range(10, 101)),
+    ],
+)
+def test_what_is_said_of_one_repetition_as_pods_is_what_the_records_say(
+    tmp_path: Path, name: str, title: str, shares: range
+) -> None:
+    records = opened(name, tmp_path)
+    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
     found = runs(records)
     assert {run.policy for run in found} == set(TITLES) - {"fifo"}
     for run in found:
@@ -133,13 +143,37 @@ def test_what_is_said_of_a_third_of_the_shares_is_what_the_records_say(tmp_path:
     words = {"time-slicing": "time slicing", "mps-equal": "equal parts", "mps-pairs": "uncapped pairs"}
     for run in found:
         if run is not ours:
-            title = words.get(run.policy, "hard caps")
-            assert f"over that of {title} | {ours.makespan / run.makespan:.2f} |" in section, run.policy
+            policy = words.get(run.policy, "hard caps")
+            assert f"over that of {policy} | {ours.makespan / run.makespan:.2f} |" in section, run.policy
     assert f"job-seconds below the promise | {100 * ours.below_ratio:.1f}% |" in section
     report = "\n".join(accuracy.report(accuracy.accuracy(records)))
     for what, error in re.findall(r"\| (predicted|inferred),[^|]*\| ([0-9.]+) \|", section):
         assert re.search(rf"\| {what}, each [^|]*beside others \| \d+ \| {error} \|", report), what
-    assert {job["share"] for job in records.of("job")} <= set(range(10, 20))
+    assert {job["share"] for job in records.of("job")} <= set(shares)
+
+
+def test_what_is_said_of_gaps_between_forty_jobs_is_what_the_records_say(tmp_path: Path) -> None:
+    section = PAGE.split("## Forty jobs as pods\n")[1].split("\n## ")[0]
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for job in opened("h200-40-pods", tmp_path).of("job"):
+        jobs.setdefault(job["run"].split("-", 1)[1].rsplit("-", 1)[0], []).append(job)
+    for began, words in (("ready", "no job was at work in "), ("started", "none on the GPU at all in ")):
+        gaps = {policy: round(idle_seconds(each, began)) for policy, each in jobs.items()}
+        (numbers,) = re.findall(rf"{words}([^)]*)\)", section.replace("\n", " "))
+        others = ("hard-caps", "mps-pairs", "time-slicing", "mps-equal")
+        expected = [gaps["gpushare"], *([242] if began == "ready" else []), *(gaps[name] for name in others)]
+        assert list(map(int, re.findall(r"\d+", numbers))) == expected
+    starts = [job["ready"] - job["started"] for job in jobs["gpushare"]]
+    assert f"a pod takes {percentile(starts, 0.5):.1f} s in the median" in section
+
+
+def idle_seconds(jobs: Sequence[dict[str, Any]], began: str) -> float:
+    """Seconds until the last end in which no job lies between `began` and its end."""
+    idle = busy_until = 0.0
+    for start, end in sorted((job[began], job["ended"]) for job in jobs):
+        idle += max(0.0, start - busy_until)
+        busy_until = max(busy_until, end)
+    return idle
 
 
 def test_what_is_said_of_promises_relative_to_whole_jobs_is_what_the_records_say(
