@@ -10,6 +10,7 @@ import pytest
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.errors import ControlTimeoutError
+from gpushare.mps.faultlog import FaultLog
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.identity import RunState, is_traced, run_state_of
 from gpushare.twin.contention import WORKLOADS
@@ -169,6 +170,59 @@ def test_ending_a_client_within_matrix_products_that_is_traced_takes_nobody_alon
     for _ in range(3):
         assert neighbour.tick(PATIENCE)["progress"] > 0
     neighbour.close()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_is_killed_within_a_kernel_takes_its_neighbours_along_and_is_not_listed(
+    twin, twin_gpu, server, tenants, reads
+):
+    """As on an H200 in each of 4 tries, by the log's list too (docs/facts.md 35, gpushare.mps.faultlog)."""
+    neighbour = context(twin_gpu)
+    assert neighbour.tick(PATIENCE)
+    killed = in_a_kernel(twin_gpu, 600, reads=reads)
+    until(lambda: killed in twin.run(commands.client_list(server)), "listed")
+    log = FaultLog(twin_gpu.log / "server.log")
+    end(killed)
+    with pytest.raises(CudaError, match="illegal memory access"):
+        read_on(neighbour)
+    fault = log.read()
+    assert fault is not None
+    assert fault.pids == (os.getpid(),)
+    neighbour.close()
+    until(lambda: twin.server_state(server) is ServerState.ACTIVE, "ACTIVE again")
+
+
+def test_who_ends_after_its_kernel_or_is_terminated_within_it_takes_nobody_along(twin, twin_gpu, server):
+    neighbour = context(twin_gpu)
+    over, asked = in_a_kernel(twin_gpu, 0.5, reads=True), in_a_kernel(twin_gpu, 600, reads=True)
+    until(lambda: {over, asked} < set(twin.run(commands.client_list(server))), "listed")
+    time.sleep(0.6)
+    end(over)
+    twin.run(commands.terminate_client(server, asked))
+    end(asked)
+    until(lambda: twin.run(commands.client_list(server)) == (os.getpid(),), "both gone")
+    for _ in range(2):
+        assert neighbour.tick(PATIENCE)["progress"] > 0
+    neighbour.close()
+
+
+def in_a_kernel(gpu, seconds: float, *, reads: bool) -> int:
+    """Fork a client that launches a kernel of so many seconds, and may never read what the server sends it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client = context(gpu)
+            client.launch(seconds)
+            while True:
+                client.tick(PATIENCE) if reads else time.sleep(1)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def test_with_the_unprivileged_socket_alone_nothing_can_be_set(twin, twin_gpu, server):

@@ -389,6 +389,16 @@ def stay() -> None:
             more = len([fork(again) for _ in range(2)])
 
 
+def spin() -> None:
+    """Stay within one kernel, longer than any grace period."""
+    context = TwinContext(os.environ, WORKLOAD)
+    context.allocate(64)
+    context.launch(float(ARGUMENT))
+    say("within a kernel")
+    while True:
+        context.tick()
+
+
 def use_without_mps() -> None:
     ctypes.CDLL(None).prctl(PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
     say("a process outside")
@@ -438,6 +448,6 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    inside = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, look)
+    inside = (flood, waste, mute, beyond, hand_on, headless, contexts, many, nested, fill, stay, spin, look)
     attacks = (*inside, many_processes, chain, pulse, reborn)
     {each.__name__: each for each in attacks}[ATTACK]()

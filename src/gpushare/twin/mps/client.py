@@ -169,6 +169,11 @@ class TwinContext:
         """Free device memory."""
         self._request({"op": "free", "mib": mib})
 
+    def launch(self, seconds: float) -> None:
+        """Launch a kernel and do not wait for it; who is killed within it ends the other clients."""
+        with contextlib.suppress(OSError):
+            self._server.send(json.dumps({"op": "launch", "seconds": seconds}).encode())
+
     def fault(self) -> None:
         """Cause an access to an illegal address."""
         with contextlib.suppress(OSError):

@@ -3,8 +3,8 @@
 The server sends each client four pipes and a zero byte, and the client sends its credentials. Until then the
 server serves no client; if the client leaves before, or closes a pipe, the server never serves again, as the real
 one (docs/facts.md 37). Then clients exchange JSON packets on the socket they were given: `attach`, `alloc`,
-`free`, `fault`; they get `attached`, `allocated`, `refused`, a `tick` a second with their progress, and `ended`
-when the server ends them.
+`free`, `launch`, `fault`; they get `attached`, `allocated`, `refused`, a `tick` a second with their progress, and
+`ended` when the server ends them.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ class _ConnectedClient:
     is_stopped: bool = False
     progressed: float = 0.0  # since its last tick: seconds of running alone
     ticked_at: float = 0.0
+    kernel_until: float = 0.0  # when the longest kernel that it launched is over
     pipes: tuple[int, ...] = ()  # our ends
     has_spoken: bool = False
 
@@ -265,9 +266,11 @@ class TwinServer:
             if not client.has_spoken:
                 self._hear(client)
                 return
-            data, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
+            data, ancillary = b"", []
+            with contextlib.suppress(ConnectionResetError):  # it left ticks unread
+                data, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
             if not data:
-                self._drop(client)
+                self._leave(client)
                 return
             message = json.loads(data)
             answer = self._handle(client, message, _sender(ancillary))
@@ -322,6 +325,9 @@ class TwinServer:
             case "free":
                 client.used_mib = max(CONTEXT_MIB, client.used_mib - int(message["mib"]))
                 return {"event": "allocated", "used_mib": client.used_mib}
+            case "launch":
+                client.kernel_until = max(client.kernel_until, time.monotonic() + float(message["seconds"]))
+                return None
             case "fault":
                 self.fault()
                 return None
@@ -350,6 +356,12 @@ class TwinServer:
             "limit_mib": client.limit_mib,
             "percentage": client.percentage,
         }
+
+    def _leave(self, client: _ConnectedClient) -> None:
+        """Drop a client that ended; if that was within a kernel, it takes the others along (docs/facts.md 35)."""
+        self._drop(client)
+        if time.monotonic() < client.kernel_until:
+            self.fault()
 
     def _drop(self, client: _ConnectedClient) -> None:
         if client not in self._clients:
