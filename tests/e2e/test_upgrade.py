@@ -1,9 +1,9 @@
-"""`helm upgrade`, with a changed value and from the former release, rolls our parts and leaves tenants alone."""
+"""`helm upgrade`, with a changed value and from former releases, rolls our parts and leaves tenants alone."""
 
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ from livecluster import (
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-FORMER = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # the release that users upgrade from
+OLDEST = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # 22 November: before all views were of one decision
+LAST = "dc64d45bff983730e5f7ccb7bd9c4da017aeacac"  # 28 November: before it was mended for nodes with a zone
 
 
 def upgrade(cluster: Cluster, *arguments: str) -> None:
@@ -70,18 +71,48 @@ def secret(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def former(tmp_path: Path) -> Path:
-    """The former release's sources, with today's tools to build and install them."""
-    git = ["git", "-C", str(ROOT)]
-    if subprocess.run(
-        [*git, "cat-file", "-e", f"{FORMER}^{{commit}}"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("a shallow clone: the former release is not in its history")
-    archive = subprocess.run([*git, "archive", FORMER], capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", str(tmp_path)], input=archive, check=True)
-    own = shutil.ignore_patterns("demo-values.yaml")  # a chart refuses values of a later one
-    shutil.copytree(ROOT / "hack", tmp_path / "hack", dirs_exist_ok=True, ignore=own)
-    return tmp_path
+def sources(tmp_path: Path) -> Callable[[str], Path]:
+    """Unpacks a former release, with today's tools to build and install it."""
+
+    def unpacked(commit: str) -> Path:
+        git, folder = ["git", "-C", str(ROOT)], tmp_path / commit[:8]
+        if subprocess.run(
+            [*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False
+        ).returncode:
+            pytest.skip("a shallow clone: a former release is not in its history")
+        archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True).stdout
+        folder.mkdir()
+        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+        own = shutil.ignore_patterns("demo-values.yaml")  # a chart refuses values of a later one
+        shutil.copytree(ROOT / "hack", folder / "hack", dirs_exist_ok=True, ignore=own)
+        return folder
+
+    return unpacked
+
+
+def install(sources: Path) -> None:
+    """Install a former release, over what is there."""
+    subprocess.run([str(sources / "hack" / "cluster"), "install"], capture_output=True, timeout=600, check=True)
+
+
+@pytest.fixture
+def without_zones(cluster: Cluster) -> Iterator[None]:
+    """Nodes without zone and region: on Kubernetes 1.35 the last release binds no pod to those with (c4ad47aa)."""
+    keys = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
+    before = {
+        node["metadata"]["name"]: {key: node["metadata"]["labels"].get(key) for key in keys}
+        for node in cluster.get("nodes")["items"]
+    }
+
+    def label(node: str, labels: dict[str, str | None]) -> None:
+        body = json.dumps({"metadata": {"labels": labels}})
+        cluster.kubectl("patch", "node", node, "--type=merge", "-p", body)
+
+    for node in before:
+        label(node, dict.fromkeys(keys))
+    yield
+    for node, labels in before.items():
+        label(node, labels)
 
 
 def replace_hosts(cluster: Cluster) -> None:
@@ -115,9 +146,9 @@ def kubelet_has(cluster: Cluster, shares: int) -> bool:
     return sum(int(node["status"]["allocatable"].get("gpushare.io/share", 0)) for node in nodes) == shares
 
 
-def picture(cluster: Cluster, space: Namespace) -> dict[str, object]:
+def picture(cluster: Cluster, space: Namespace, name: str) -> dict[str, object]:
     """What an upgrade must not change of a running pod and its node."""
-    pod = space.get("runs")
+    pod = space.get(name)
     uid = pod["metadata"]["uid"]
     (node,) = cluster.get("gpunodes")["items"]
     return {
@@ -133,44 +164,82 @@ def shares_on(cluster: Cluster) -> list[int]:
     return sorted(tenant["share"] for gpu in cluster.gpus() for tenant in gpu.get("tenants", []))
 
 
-def test_an_upgrade_from_the_former_release_keeps_pods_gpushares_and_gpunodes(
-    former: Path,
+def starts(space: Namespace, name: str, fraction: str) -> None:
+    space.create(space.tenant(name, fraction))
+    space.running(name)
+    space.connected(name)
+
+
+def images_of(part: Callable[[str], list[dict]]) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"] for pod in part("agent")]
+
+
+def test_an_upgrade_from_the_oldest_release_keeps_pods_gpushares_and_gpunodes(
+    sources: Callable[[str], Path],
     spaces: Callable[[], Namespace],
     cluster: Cluster,
     part: Callable[[str], list[dict]],
     image: str,
-):
+) -> None:
+    upgrade_all(sources, spaces, cluster, part, image, over=())
+
+
+def test_an_upgrade_over_the_last_release_keeps_pods_of_both(
+    sources: Callable[[str], Path],
+    spaces: Callable[[], Namespace],
+    cluster: Cluster,
+    part: Callable[[str], list[dict]],
+    image: str,
+    without_zones: None,
+) -> None:
+    """The gate stays the oldest release's all the time, beside agents of two later ones."""
+    upgrade_all(sources, spaces, cluster, part, image, over=(LAST,))
+
+
+def upgrade_all(
+    sources: Callable[[str], Path],
+    spaces: Callable[[], Namespace],
+    cluster: Cluster,
+    part: Callable[[str], list[dict]],
+    image: str,
+    *,
+    over: Sequence[str],
+) -> None:
+    """From the oldest release over these ones to this; each starts a pod that the later ones must keep."""
     if cluster.backend != "local":
-        pytest.skip("builds and loads the former image, which only the local backend is sure to take")
+        pytest.skip("builds and loads former images, which only the local backend is sure to take")
     try:
-        subprocess.run([str(former / "hack" / "cluster"), "install"], capture_output=True, timeout=600, check=True)
+        install(sources(OLDEST))
         replace_hosts(cluster)
+        hosts = [pod["metadata"]["uid"] for pod in part("mps")]
         space = spaces()
-        space.create(space.tenant("runs", "0.3"))
-        space.running("runs")
-        space.connected("runs")
+        starts(space, "runs", "0.3")
         wait_for("its share on the GpuNode", lambda: shares_on(cluster) == [30])
         wait_for(
             "the GpuShare's phase", lambda: [phase for _, _, phase in shares_of(cluster, space)] == ["Sharing"]
         )
-        before, shares = picture(cluster, space), shares_of(cluster, space)
-        hosts = [pod["metadata"]["uid"] for pod in part("mps")]
+        kept, shares = {"runs": picture(cluster, space, "runs")}, shares_of(cluster, space)
+        for number, commit in enumerate(over):
+            images = images_of(part)
+            install(sources(commit))
+            wait_for(
+                f"the agent of {commit[:8]}",
+                lambda before=images: len(now := images_of(part)) == 1 and now != before,
+                seconds=90,
+            )
+            starts(space, f"later-{number}", "0.1")
+            kept[f"later-{number}"] = picture(cluster, space, f"later-{number}")
 
         driver("install", timeout_seconds=600)
 
-        def rolled() -> bool:
-            return [pod["spec"]["containers"][0]["image"] for pod in part("agent")] == [image]
-
-        wait_for("the new agent", rolled, seconds=90)
+        wait_for("the new agent", lambda: images_of(part) == [image], seconds=90)
         assert [pod["metadata"]["uid"] for pod in part("mps")] == hosts  # OnDelete: its end would end the tenants
-        # The former host's gate serves a newcomer by the decisions that the new agent writes.
-        space.create(space.tenant("new", "0.2"))
-        space.running("new")
-        space.connected("new")
-        wait_for("both shares on the GpuNode", lambda: shares_on(cluster) == [20, 30])
-        assert picture(cluster, space) == before
+        # The oldest host's gate serves a newcomer by the decisions that the new agent writes.
+        starts(space, "new", "0.2")
+        wait_for("all shares on the GpuNode", lambda: shares_on(cluster) == [*[10 for _ in over], 20, 30])
+        assert {name: picture(cluster, space, name) for name in kept} == kept
         assert shares[0] in shares_of(cluster, space)
-        assert "error" not in space.log("runs")
+        assert not [name for name in kept if "error" in space.log(name)]
     finally:
         driver("install", timeout_seconds=600)
         replace_hosts(cluster)
