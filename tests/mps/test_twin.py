@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from gpushare.core.gpu import ComputeMode
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.errors import ControlTimeoutError
@@ -24,7 +25,7 @@ from gpushare.twin.mps.client import (
     request_server,
 )
 from gpushare.twin.mps.server import CONTEXT_MIB, visible_sms
-from gpushare.twin.mps.state import state_reader
+from gpushare.twin.mps.state import MODE_FILE, state_path, state_reader
 
 from .cgroups import RealPods
 from .conftest import PATIENCE, is_stopped, raw_connection, until
@@ -254,6 +255,31 @@ def test_without_a_daemon_a_process_runs_without_mps(twin_gpu, tenants):
     tenant = tenants(twin_gpu.pipe, "--workload", "stream")
     until(lambda: "without MPS, uncapped" in tenant.text(), "the line")
     assert tenant.value("sms") == "all"
+
+
+def test_while_the_gpu_is_exclusive_a_process_outside_mps_gets_no_context(
+    twin, twin_gpu, server, tenants, tmp_path
+):
+    def outside():
+        env = {"NVIDIA_VISIBLE_DEVICES": twin_gpu.uuid}
+        return tenants(tmp_path / "nobody", "--workload", "stream", env=env)
+
+    def listed() -> set[int]:
+        state = state_reader(twin_gpu).read()
+        return {client.pid for client in state.clients if not client.is_mps_client} if state else set()
+
+    before = outside()
+    until(lambda: listed() == {before.pid}, "listed")
+    state_path(twin_gpu).with_name(MODE_FILE).write_text(ComputeMode.EXCLUSIVE_PROCESS)
+    refused = outside()
+    until(lambda: refused.process.poll() == 1, "refused")
+    assert "busy or unavailable" in refused.text()
+    assert "without MPS, uncapped" not in refused.text()
+    assert listed() == {before.pid}, "it has its context already"
+    context(twin_gpu).close()
+    state_path(twin_gpu).with_name(MODE_FILE).write_text(ComputeMode.DEFAULT)
+    after = outside()
+    until(lambda: listed() == {before.pid, after.pid}, "listed too")
 
 
 def test_a_neighbours_arrival_lowers_the_rate_and_the_state_shows_it(twin, twin_gpu, server, tenants):

@@ -16,7 +16,7 @@ from gpushare.core.gpu import (
 )
 from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.gpus import SM_CLOCKS
-from gpushare.twin.mps.state import TwinState, state_reader
+from gpushare.twin.mps.state import MODE_FILE, TwinState, state_path, state_reader
 
 MIN_WINDOW_SECONDS: Final = 0.1  # GPM's own minimum (docs/facts.md 21)
 _LOST: Final = "GPU is lost"  # as NVML says it
@@ -106,7 +106,7 @@ class SimulatedDevices:
             return ComputeMode.DEFAULT
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        """Record the mode. It excludes no process: the twin's programs ask no driver for a context."""
+        """Record the mode. While it is exclusive, the twin refuses further processes outside MPS."""
         file = self._mode_file(uuid)
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = file.with_name(f".{file.name}.new")
@@ -115,7 +115,7 @@ class SimulatedDevices:
 
     def _mode_file(self, uuid: str) -> Path:
         self._check(uuid)
-        return GpuDirectory.of(self._directory, uuid).path / "twin-compute-mode"
+        return state_path(GpuDirectory.of(self._directory, uuid)).with_name(MODE_FILE)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

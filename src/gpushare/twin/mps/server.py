@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU
-from gpushare.core.gpu import Counters, GpuInfo
+from gpushare.core.gpu import ComputeMode, Counters, GpuInfo
 from gpushare.mps.identity import PROC, RunState, is_alive, is_traced, run_state_of
 from gpushare.mps.layout import write_atomically
 from gpushare.mps.packets import CREDENTIALS, DESCRIPTOR
 from gpushare.twin.contention import Plant, TwinLoad
-from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
+from gpushare.twin.mps.state import MODE_FILE, OUTSIDE_COMM, REFUSAL, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05  # between two looks at which clients the throttle has frozen
@@ -447,9 +447,21 @@ class TwinServer:
                 _tell(client.socket, {"event": "tick", "progress": progress, "iterations_per_s": rate})
 
     def _look_who_is_outside(self) -> None:
-        if (outside := self._processes_outside()) != self._outside:
+        outside = self._processes_outside()
+        if self.pid is not None and self._is_exclusive():  # the server has the GPU; who was there before stays
+            for pid in set(outside) - set(self._outside):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, REFUSAL)
+            outside = tuple(pid for pid in outside if pid in self._outside)
+        if outside != self._outside:
             self._outside = outside
             self._update()
+
+    def _is_exclusive(self) -> bool:
+        try:
+            return self._state_file.with_name(MODE_FILE).read_text() == ComputeMode.EXCLUSIVE_PROCESS
+        except OSError:
+            return False
 
     def _processes_outside(self) -> tuple[int, ...]:
         """Return the processes that use this GPU without MPS, found by their name and the GPU's UUID."""

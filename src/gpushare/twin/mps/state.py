@@ -1,6 +1,7 @@
 """State file by which the twin of one GPU reports counters, processes and memory to the simulated Devices."""
 
 import dataclasses
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from gpushare.mps.layout import GpuDirectory, LastGood
 
 # A process that uses the twin's GPU without MPS takes this name, by which the twin finds it (see the tenant).
 OUTSIDE_COMM: Final = "gpu-no-mps"
+REFUSAL: Final = signal.SIGUSR1  # by which such a process learns that it gets no context
+MODE_FILE: Final = "twin-compute-mode"  # beside the state file
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,15 @@ from gpushare.twin.mps.client import (
     connect,
     control_path,
 )
-from gpushare.twin.mps.state import OUTSIDE_COMM
+from gpushare.twin.mps.state import OUTSIDE_COMM, REFUSAL
 from gpushare.twin.table import workload_named
 
 _PR_SET_NAME: Final = 15
 # Without a tick for this long the daemon is busy or stopped; say so rather than print an old rate.
 _TICK_TIMEOUT_SECONDS: Final = 5.0
+# What making a context outside MPS takes; the twin looks four times a second whom it has to refuse.
+_CONTEXT_SECONDS: Final = 0.6
+_UNAVAILABLE: Final = "CUDA_ERROR_DEVICE_UNAVAILABLE: CUDA-capable device(s) is/are busy or unavailable"
 
 
 def say(text: str) -> None:
@@ -87,14 +90,24 @@ def run(workload: SimulatedWorkload, memory_mib: int, fault_after_seconds: float
 
 def run_without_mps(workload: SimulatedWorkload, why: str) -> int:
     """Go on silently uncapped, as CUDA does without a daemon (docs/facts.md 6), but let the log say so."""
+    signal.signal(REFUSAL, _be_refused)
     # A driver knows which processes use a GPU; the twin knows them by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
-    while True:
-        say(
-            f"workload={workload.name} iterations/s={workload.iterations_per_s:.2f} progress=1.000 sms=all "
-            f"memory_limit_mib=none running without MPS, uncapped ({why})"
-        )
-        time.sleep(1.0)
+    try:
+        time.sleep(_CONTEXT_SECONDS)
+        while True:
+            say(
+                f"workload={workload.name} iterations/s={workload.iterations_per_s:.2f} progress=1.000 sms=all "
+                f"memory_limit_mib=none running without MPS, uncapped ({why})"
+            )
+            time.sleep(1.0)
+    except CudaError as error:
+        say(f"error: {error}")
+        return 1
+
+
+def _be_refused(*_: object) -> NoReturn:
+    raise CudaError(_UNAVAILABLE)
 
 
 def stay_silent() -> NoReturn:
