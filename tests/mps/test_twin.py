@@ -272,7 +272,8 @@ def test_while_the_gpu_is_exclusive_a_process_outside_mps_gets_no_context(
     until(lambda: listed() == {before.pid}, "listed")
     state_path(twin_gpu).with_name(MODE_FILE).write_text(ComputeMode.EXCLUSIVE_PROCESS)
     refused = outside()
-    until(lambda: refused.process.poll() == 1, "refused")
+    until(lambda: refused.process.poll() is not None, "refused")
+    assert refused.process.returncode == 1, refused.text()
     assert "busy or unavailable" in refused.text()
     assert "without MPS, uncapped" not in refused.text()
     assert listed() == {before.pid}, "it has its context already"

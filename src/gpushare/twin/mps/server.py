@@ -128,6 +128,7 @@ class TwinServer:
         self._closed = self._waits_in_vain = False
         self._numbers: dict[int, int] = {}  # next context number of each process that has attached
         self._outside: tuple[int, ...] = ()
+        self._refused: set[int] = set()  # of those that still run
 
     def start(self, pid: int) -> None:
         """Start the server: it accepts clients, without ceilings at first."""
@@ -449,10 +450,11 @@ class TwinServer:
     def _look_who_is_outside(self) -> None:
         outside = self._processes_outside()
         if self.pid is not None and self._is_exclusive():  # the server has the GPU; who was there before stays
-            for pid in set(outside) - set(self._outside):
+            refused = set(outside) - set(self._outside)
+            for pid in refused - self._refused:  # once: a program that ends has no handler any more
                 with contextlib.suppress(OSError):
                     os.kill(pid, REFUSAL)
-            outside = tuple(pid for pid in outside if pid in self._outside)
+            outside, self._refused = tuple(pid for pid in outside if pid not in refused), refused
         if outside != self._outside:
             self._outside = outside
             self._update()
