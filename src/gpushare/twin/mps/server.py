@@ -267,9 +267,10 @@ class TwinServer:
             if not client.has_spoken:
                 self._hear(client)
                 return
-            data, ancillary = b"", []
-            with contextlib.suppress(ConnectionResetError):  # it left ticks unread
+            try:
                 data, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
+            except ConnectionResetError:  # it left with ticks unread
+                data, ancillary = b"", []
             if not data:
                 self._leave(client)
                 return
