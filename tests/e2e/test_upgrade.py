@@ -1,6 +1,7 @@
 """`helm upgrade`, with a changed value and from former releases, rolls our parts and leaves tenants alone."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +185,9 @@ def test_an_upgrade_from_the_oldest_release_keeps_pods_gpushares_and_gpunodes(
     upgrade_all(sources, spaces, cluster, part, image, over=())
 
 
+@pytest.mark.skipif(
+    not os.environ.get("GPUSHARE_ALL_UPGRADES"), reason="some three minutes more: GPUSHARE_ALL_UPGRADES=1"
+)
 def test_an_upgrade_over_the_last_release_keeps_pods_of_both(
     sources: Callable[[str], Path],
     spaces: Callable[[], Namespace],
