@@ -85,7 +85,7 @@ class Agent:
         self._wakeups = JointWakeups()  # what is looked at each second follows the sampler's rounds
         self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
-        self.cluster = AgentApi(api, options.node_name, self.state)
+        self.cluster = AgentApi(api, options.node_name, self.state, options.joined)
         self._gpushares = self.cluster.profiles()
         self.forecasts = Forecasts(self.state, ask_model, with_parts=options.loop)
         signatures = Signatures(self.cluster.shares)

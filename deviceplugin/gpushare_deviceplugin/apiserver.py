@@ -2,8 +2,10 @@
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any, Final
 
+from gpushare.core.admission import JoinedWorkload
 from gpushare.core.api import API_VERSION, MANAGED_SELECTOR, Decision, GpuNodeStatus, to_json
 from gpushare.kube import (
     GPUNODES,
@@ -34,15 +36,15 @@ CONTROLLER: Final = "gpushare.io/agent"
 class AgentApi:
     """The agent's API client; no method but `pods` raises ApiError."""
 
-    def __init__(self, api: Api, node_name: str, state: NodeState) -> None:
+    def __init__(self, api: Api, node_name: str, state: NodeState, joined: Iterable[JoinedWorkload] = ()) -> None:
         self._api = api
         self._node_name = node_name
         self._state = state
         self._failing = False
         self._may_adopt = True
         self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
-        self.shares = NodeShares(pods=state.pods)
-        """The GpuShares that have, or may have, a pod on this node, as `profiles` keeps them."""
+        self.shares = NodeShares(pods=state.pods, joined=joined)
+        """The GpuShares that concern pods on this node, as `profiles` keeps them."""
         self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
 
     def pods(self) -> Reflector[ManagedPod]:
@@ -79,7 +81,7 @@ class AgentApi:
                 self.shares[key] = share
             self._state.touch()
 
-        reduce = functools.partial(reduce_gpushare, node_name=self._node_name)
+        reduce = functools.partial(reduce_gpushare, node_name=self._node_name, joins=self.shares.joins)
         return Reflector(self._api, GPUSHARES, reduce, on_change=on_change)
 
     async def refresh_pods(self) -> frozenset[str] | None:

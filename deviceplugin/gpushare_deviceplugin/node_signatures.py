@@ -16,7 +16,7 @@ class Signatures(NodeSignatures):
     """
 
     def __init__(self, profiles: NodeShares) -> None:
-        super().__init__(profiles.of, _log_it)
+        super().__init__(profiles.of, _log_it, profiles.joint)
 
 
 def _log_it(pod: ReadPod, what: str) -> None:

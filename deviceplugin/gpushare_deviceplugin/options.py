@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission import Defaults
+from gpushare.core.admission import Defaults, JoinedWorkload, parse_joined
 from gpushare.core.api import HOST_DIRECTORY, JobClass
 from gpushare.core.control import HygieneAction, HygieneSettings
 from gpushare.runtime.options import options_of
@@ -41,6 +41,7 @@ class AgentOptions:
         gpu_memory_reserve_mib: MiB of each GPU that no tenant gets, as the extender has it.
         jax_variable: JAX's variable that containers get their part of the GPU's memory in; empty for none.
         defaults: what pods are owed where neither they nor a GpuShare says.
+        joined: workload keys that mean one workload in several namespaces.
     """
 
     node_name: str
@@ -65,6 +66,7 @@ class AgentOptions:
     plugins_directory: Path | None = None
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
     jax_variable: str = ""
+    joined: tuple[JoinedWorkload, ...] = ()
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -119,6 +121,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "JAX's variable in which containers get their part of the GPU's memory; empty for none",
         choices=["", *JAX_VARIABLES],
     )
+    add(
+        "joined-workloads",
+        "",
+        'workload keys of several namespaces that mean one, such as "resnet50=a,b bert=a,c"',
+    )
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if read.prometheus_url and not read.prometheus_url.startswith(("http://", "https://")):
@@ -135,6 +142,10 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--retract-after-seconds must be 1 or more")
     if read.gpu_memory_reserve < 0:
         parser.error("--gpu-memory-reserve must be 0 or more MiB")
+    try:
+        joined = parse_joined(read.joined_workloads)
+    except ValueError as error:
+        parser.error(f"--joined-workloads: {error}")
     return AgentOptions(
         node_name=read.node_name,
         directory=Path(read.directory),
@@ -170,4 +181,5 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
             max_slowdown_ratio=read.max_slowdown,
             latency_max_slowdown_ratio=read.latency_max_slowdown,
         ),
+        joined=joined,
     )

@@ -1,10 +1,11 @@
 """GpuShares' data on this node's pods: profile of the workload, class, tolerated slowdown."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from gpushare.core.admission import Defaults, PlacedShares
+from gpushare.core.admission import Defaults, JoinedShares, JoinedWorkload, OwnedPod, PlacedShares
 from gpushare.core.api import (
     GpuShare,
     GpuShareSpec,
@@ -12,10 +13,11 @@ from gpushare.core.api import (
     JobClass,
     PodPlacement,
     ProfileMode,
+    ProfileSpec,
     WorkloadSignature,
     from_json,
 )
-from gpushare.core.control import SoloSignature
+from gpushare.core.control import ReadPod, SoloSignature
 from gpushare_deviceplugin.pods import ManagedPod
 
 
@@ -30,6 +32,7 @@ class SharedProfile:
         is_profiled: whether its workload may be profiled at all (`profile.mode` is not Off).
         partly_listed: the GpuShare, without its status, if that may not list all of its pods.
         window_seconds: how long it is to be measured alone, from its spec; None if absent.
+        joined: the GpuShare itself if its workload is joined over namespaces; `NodeShares` takes it out.
     """
 
     pod_uids: frozenset[str]
@@ -41,10 +44,55 @@ class SharedProfile:
     is_profiled: bool = True
     partly_listed: GpuShare | None = None
     window_seconds: float | None = None
+    joined: GpuShare | None = None
+
+    @property
+    def profile_spec(self) -> ProfileSpec:
+        """Return its settings of profiling."""
+        mode = ProfileMode.AUTO if self.is_profiled else ProfileMode.OFF
+        return ProfileSpec(mode, None if self.window_seconds is None else int(self.window_seconds))
 
 
-NodeShares = PlacedShares[SharedProfile]
-"""The GpuShares that have, or may have, a pod on this node."""
+class NodeShares(PlacedShares[SharedProfile]):
+    """The GpuShares that have, or may have, a pod on this node, and those of joined workloads.
+
+    Args:
+        joined: workload keys that mean one workload in several namespaces.
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[str, SharedProfile] = MappingProxyType({}),
+        pods: Mapping[str, OwnedPod] = MappingProxyType({}),
+        joined: Iterable[JoinedWorkload] = (),
+    ) -> None:
+        self._joined = JoinedShares(joined)
+        super().__init__(shares, pods)
+
+    def __setitem__(self, key: str, share: SharedProfile) -> None:
+        super().__setitem__(key, replace(share, joined=None))
+        if share.joined is not None:
+            self._joined.put(share.joined)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        namespace, _, name = key.partition("/")
+        self._joined.drop(namespace, name)
+
+    def joins(self, namespace: str, workload: str | None) -> bool:
+        """Return whether this key of this namespace is joined with that of another one."""
+        return self._joined.joins(namespace, workload)
+
+    def joint(self, pod: ReadPod, gpu_model: str) -> SharedProfile | None:
+        """Return the profile of a pod's joined workload on a GPU model, if the pod's own GpuShare takes it."""
+        if not self._joined:
+            return None
+        namespace, _, workload = pod.workload.partition("/")  # the owner of a pod without a key has a slash more
+        if namespace != pod.namespace or (known := self._joined.of(namespace, workload).get(gpu_model)) is None:
+            return None
+        if not all(known.suits(own.profile_spec) for own in self.of(pod.namespace, pod.uid)):
+            return None
+        return SharedProfile(frozenset(), gpu_model, _solo(known.profile), known.profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +113,25 @@ class Terms:
 TermsOf = Callable[[ManagedPod], Terms]
 
 
-def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> SharedProfile | None:
-    """Reduce the API's JSON object; None for a GpuShare that surely has no pod on this node.
+def _joins_none(_namespace: str, _workload: str | None) -> bool:
+    return False
+
+
+def reduce_gpushare(
+    obj: Mapping[str, Any],
+    node_name: str | None = None,
+    joins: Callable[[str, str | None], bool] = _joins_none,
+) -> SharedProfile | None:
+    """Reduce the API's JSON object; None for a GpuShare that surely concerns no pod on this node.
 
     Args:
         node_name: None for any node.
+        joins: whether a workload key of a namespace is joined with that of another one.
     """
     status = from_json(GpuShareStatus, obj.get("status"))
     uids = frozenset(each.pod_uid for each in status.placements if _is_here(each, node_name))
-    if not uids and status.lists_all_pods:
+    is_joined = joins(str((obj.get("metadata") or {}).get("namespace", "")), status.workload)
+    if not uids and status.lists_all_pods and not is_joined:
         return None
     spec = from_json(GpuShareSpec, obj.get("spec"))
     kept = status.profile if status.profile is not None and status.profile.counters else None
@@ -88,6 +146,17 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
         is_profiled=spec.profile is None or spec.profile.mode is not ProfileMode.OFF,
         partly_listed=None if status.lists_all_pods else GpuShare.from_object({**obj, "status": None}),
         window_seconds=spec.profile.window_seconds if spec.profile is not None else None,
+        joined=_without_pods(GpuShare.from_object(obj)) if is_joined else None,
+    )
+
+
+def _without_pods(share: GpuShare) -> GpuShare:
+    """Return a GpuShare with its settings of profiling, its workload and its profile alone."""
+    return replace(
+        share,
+        owners=(),
+        spec=GpuShareSpec(profile=share.spec.profile),
+        status=GpuShareStatus(workload=share.status.workload, profile=share.status.profile),
     )
 
 

@@ -129,7 +129,7 @@ class Learner:
             signature = share.status.profile if share is not None else None
             if key is None or signature is None or signature.gpu_model != reported.gpu_model:
                 return None
-            profile = as_profile(signature, self._world.standing_of(key).learned)
+            profile = as_profile(signature, self._world.learned_of(key))
             if profile is None:
                 return None
             keys.append(key)
@@ -137,24 +137,25 @@ class Learner:
         return tuple(keys), tenants
 
     def _learn(self, reported: ReportedSet, keys: Sequence[ShareKey], forecasts: Sequence[Forecast]) -> None:
+        names = [self._world.joined.name_of(key.namespace, key.name) or str(key) for key in keys]
         window = [
             SeenTenant(
-                str(key),
+                name,
                 tenant.thread_percentage,
                 tenant.progress,
                 tenant.error,
                 forecast.progress,
                 (forecast.upper - forecast.lower) / _ERRORS_IN_INTERVAL,
             )
-            for key, tenant, forecast in zip(keys, reported.tenants, forecasts, strict=True)
+            for name, tenant, forecast in zip(names, reported.tenants, forecasts, strict=True)
         ]
         if not control.is_decided_by_counters(window):
             return
-        by_name = {str(key): key for key in keys}
+        by_name = dict(zip(names, keys, strict=True))
         before: dict[str, LearnedEffect] = {
             name: effect
             for name, key in by_name.items()
-            for effect in self._world.standing_of(key).learned
+            for effect in self._world.learned_of(key)
             if effect.gpu_model == reported.gpu_model
         }
         for name, effect in control.learnt(window, before, reported.gpu_model).items():

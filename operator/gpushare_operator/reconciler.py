@@ -94,7 +94,12 @@ class ShareReconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.world = ClusterView(self._touch, lambda: now().timestamp(), measured=self._touch_measured)
+        self.world = ClusterView(
+            self._touch,
+            lambda: now().timestamp(),
+            measured=self._touch_measured,
+            joined=settings.joined,
+        )
         self.intake = Intake(self.world)
         self.beat = clock()
         self._api = api
@@ -288,6 +293,7 @@ class ShareReconciler:
             now,
             standing=replace(standing, neighbours_ended=ended),
             profiling=profiling,
+            joined=self.world.joined,
         )
         if ends is not None:  # no event announces it
             self._queue.add(key, self._clock() + max(_SETTLE_SECONDS, ends - moment.timestamp()))

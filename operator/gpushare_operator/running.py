@@ -62,7 +62,9 @@ class Environment:
             ValueError: a value makes no sense; the message names the variable's value.
         """
         found, given = parse_settings(variables), Variables(variables)
-        settings = OperatorSettings(found.defaults, found.probation, _retraction(given), _hygiene(given))
+        settings = OperatorSettings(
+            found.defaults, found.probation, _retraction(given), _hygiene(given), found.joined
+        )
         ports = given.count("metrics-port", _METRICS_PORT), given.count("probe-port", 0)
         return cls(settings, given.words("namespaces"), *ports)
 

@@ -7,13 +7,30 @@ status and which pods have no GpuShare.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
-from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, NeighboursEnded, PodView, Retraction
-from gpushare.core.control import Fares, Standing, reports_only_figures, usual_work, with_ended
+from gpushare.core.admission import (
+    JoinedShares,
+    JoinedWorkload,
+    ShareIndex,
+    ShareKey,
+    Term,
+    rank,
+    terms_of_labels,
+    ways_to_file,
+)
+from gpushare.core.api import (
+    GpuShare,
+    GpuShareStatus,
+    LearnedEffect,
+    NeighboursEnded,
+    PodView,
+    Retraction,
+    WorkloadSignature,
+)
+from gpushare.core.control import Fares, Standing, learnt_with, reports_only_figures, usual_work, with_ended
 from gpushare.core.placement import WindowStarts
 from gpushare.runtime.moments import unix_seconds
 
@@ -47,6 +64,7 @@ class ClusterView:
         now: Callable[[], float] = time.time,
         *,
         measured: Callable[[ShareKey], None] | None = None,
+        joined: Iterable[JoinedWorkload] = (),
     ) -> None:
         """Know nothing.
 
@@ -54,12 +72,13 @@ class ClusterView:
             touched: called for each key that a change affects.
             now: returns Unix time.
             measured: called instead for a GpuShare in whose status a change affects figures alone.
+            joined: workload keys that mean one workload in several namespaces.
         """
         self.starts = WindowStarts(unix_seconds)
         self._touched = touched
         self._measured = measured or touched
         self._now = now
-        self._shares = ShareIndex()
+        self._shares = ShareIndex(joined=joined)
         self._pods: dict[str, PodView] = {}
         self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
         self._pods_of_term: dict[tuple[str, Term], set[str]] = {}
@@ -84,6 +103,11 @@ class ClusterView:
     def pods(self) -> Mapping[str, PodView]:
         """Return every managed pod by uid."""
         return self._pods
+
+    @property
+    def joined(self) -> JoinedShares:
+        """Return the GpuShares of joined workloads, with what was learnt of them, written yet or not."""
+        return self._shares.joined
 
     def pods_of(self, key: ShareKey) -> list[PodView]:
         """Return the pods of a GpuShare."""
@@ -153,7 +177,23 @@ class ClusterView:
         if key in self.shares:
             kept = [each for each in self.standing_of(key).learned if each.gpu_model != effect.gpu_model]
             self._learnt[key] = (*kept, effect)[-_MOST_MODELS:]
+            self._join(self.shares[key])
             self._measured(key)
+
+    def learned_of(self, key: ShareKey) -> tuple[LearnedEffect, ...]:
+        """Return what was learnt of a GpuShare's workload, of a joined one by any of its GpuShares."""
+        share, own = self.shares[key], self.standing_of(key).learned
+        profile = share.status.profile
+        if profile is None or not (known := self.joined.of(key.namespace, share.status.workload)):
+            return own
+        joint = known.get(profile.gpu_model)
+        return own if joint is None else learnt_with(profile, [(joint.profile, joint.learned), (profile, own)])
+
+    def _join(self, share: GpuShare) -> None:
+        """Record a GpuShare with what was learnt of it, written yet or not, if its workload is joined."""
+        learnt = self._learnt.get(ShareKey(share.namespace, share.name))
+        if learnt is not None and self.joined:
+            self.joined.put(replace(share, status=replace(share.status, learned=learnt)))
 
     def blame(self, node: str, ended: NeighboursEnded) -> None:
         """Record that a pod of this node ended its neighbours lately; reports about other nodes' pods are ignored.
@@ -219,25 +259,39 @@ class ClusterView:
     def put_share(self, share: GpuShare) -> None:
         """Record a new or changed GpuShare; pods may join it, or move from it to another."""
         key = ShareKey(share.namespace, share.name)
+        profiles = self._joint_profiles(share)
         before = self._shares.put(share)
         if self._wanted.get(key) == share.status.retractions or (before is not None and before.uid != share.uid):
             self._wanted.pop(key, None)
-        if self._learnt.get(key) == share.status.learned or (
-            before is not None
-            and (before.uid, usual_work(before.status.profile)) != (share.uid, usual_work(share.status.profile))
+        if (
+            self._learnt.get(key) == share.status.learned
+            or (self.joined and _windows(self._learnt.get(key, ())) <= _windows(share.status.learned))
+            or (
+                before is not None
+                and (before.uid, usual_work(before.status.profile))
+                != (share.uid, usual_work(share.status.profile))
+            )
         ):
             self._learnt.pop(key, None)
+        self._join(share)
         is_another = before is not None and before.uid != share.uid
         if is_another or self._ended.get(key) == share.status.neighbours_ended:
             self._ended.pop(key, None)
         (self._retracted.add if share.status.retractions else self._retracted.discard)(key)
         if before == share:
             return
+        if profiles != self._joint_profiles(share):
+            for beside in self.joined.beside(share.namespace, share.name):
+                self._touched(ShareKey(*beside))
         if before is None or (before.spec.selector, before.owners) != (share.spec.selector, share.owners):
             self._let_go(key)
             for uid in self._may_concern(share):
                 self._offer(self._pods[uid], share)
         self._touched(key)
+
+    def _joint_profiles(self, share: GpuShare) -> list[WorkloadSignature]:
+        known = self.joined.of(share.namespace, share.status.workload)
+        return [each.profile for each in known.values()]
 
     def drop_share(self, namespace: str, name: str) -> None:
         """Forget a deleted GpuShare; its pods are assigned to another, and the listener can forget it too."""
@@ -339,3 +393,7 @@ class ClusterView:
             index[key].discard(uid)
             if not index[key]:
                 del index[key]
+
+
+def _windows(learned: Iterable[LearnedEffect]) -> int:
+    return sum(effect.windows for effect in learned)

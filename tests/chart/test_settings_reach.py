@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.chart.chartobjects import Json, Render, containers, of_kind, workloads
 
+from gpushare.core.admission import JoinedWorkload
 from gpushare.core.control import HygieneAction, HygieneSettings
 from gpushare.core.placement import Settings, parse_settings
 from gpushare.extender import options as extender_options
@@ -39,6 +40,21 @@ NONSENSE: dict[str, list[object]] = {
     "extender.bestNodes": [-1, 0.5, 1e6, "8", True, []],
     "policy.chargeThreads": ["false", 6, ""],
     "nodes.taints": ["nvidia.com/gpu", [""], ["a b"], ["a", "a"], [{"key": "a"}], ["/gpu"], ["a,b"], True, {}],
+    "policy.joinedWorkloads": [
+        "resnet=a,b",
+        {"workload": "resnet", "namespaces": ["a", "b"]},
+        [{"workload": "resnet"}],
+        [{"namespaces": ["a", "b"]}],
+        [{"workload": "resnet", "namespaces": ["a"]}],
+        [{"workload": "resnet", "namespaces": ["a", "a"]}],
+        [{"workload": "resnet", "namespaces": ["a", "*"]}],
+        [{"workload": "resnet", "namespaces": ["a", "b,c"]}],
+        [{"workload": "res*", "namespaces": ["a", "b"]}],
+        [{"workload": "a b", "namespaces": ["a", "b"]}],
+        [{"workload": "", "namespaces": ["a", "b"]}],
+        [{"workload": "resnet", "namespaces": ["a", "b"], "selector": {}}],
+        [{"workload": "resnet", "namespaces": ["a", "b"]}, {"workload": "resnet", "namespaces": ["b", "c"]}],
+    ],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
     "agent.jaxMemoryVariable": ["LD_PRELOAD", "xla_client_mem_fraction", True, 0.5, [], {}],
@@ -131,6 +147,7 @@ OTHERS: dict[str, object] = {
     "defaults.fraction": "0.4",
     "throttle.enabled": False,
     "nodes.taints": ["sku", "nvidia.com/gpu"],
+    "policy.joinedWorkloads": [{"workload": "resnet", "namespaces": ["a", "b"]}],
 }
 """A value other than the default for each key of the release's settings."""
 
@@ -170,6 +187,18 @@ def test_the_charge_for_threads_reaches_admission_and_command_line(render: Rende
     found = Installation(render(nested("policy.chargeThreads", value)))
     assert found.admission.policy.defaults.charge_threads is value
     assert found.shown.defaults.charge_threads is value
+
+
+def test_joined_workloads_reach_every_part_that_knows_of_profiles(render: Render) -> None:
+    entries = [
+        {"workload": "ResNet-50", "namespaces": ["team-a", "b"]},
+        {"workload": "ResNet-50", "namespaces": ["c", "d", "e"]},
+    ]
+    found = Installation(render({"policy": {"joinedWorkloads": entries}}))
+    expected = tuple(JoinedWorkload(each["workload"], tuple(each["namespaces"])) for each in entries)  # type: ignore[arg-type]
+    assert found.shown.joined == found.extender.settings.joined == found.operator.settings.joined == expected
+    assert found.agent.joined == found.admission.joined == expected
+    assert Installation(render({})).agent.joined == ()
 
 
 @pytest.mark.parametrize("value", [1, 16, 48])

@@ -88,7 +88,8 @@ class Wanted:
 
     With a `pool` it wants nodes of that pool; `tolerates` tells whether it may be on reserved ones.
     None stands for what neither the pod nor its GpuShare says, so that the release's default holds.
-    `waited_minutes` is how long before the scene the pod was created, for scenes in which time counts.
+    `waited_minutes` is how long before the scene the pod was created, for scenes in which time counts. `key` is
+    its `gpushare.io/workload`.
     """
 
     percent: int
@@ -107,6 +108,7 @@ class Wanted:
     pool: str = ""
     tolerates: bool = False
     waited_minutes: int = 0
+    key: str = ""
 
     def kept_apart(self) -> Wanted:
         """The same with every retraction in force."""
@@ -217,6 +219,8 @@ def annotations_of(wanted: Wanted) -> dict[str, str]:
         found[names.MEMORY] = f"{wanted.memory_mib}Mi"
     if wanted.job_class is not None:
         found[names.CLASS] = wanted.job_class.value
+    if wanted.key:
+        found[names.WORKLOAD] = wanted.key
     if wanted.processes > 1:
         found[names.PROCESSES] = str(wanted.processes)
     return found

@@ -323,4 +323,25 @@ GPUSHARE_RESERVE_AFTER_SECONDS: {{ .Values.policy.reserveAfterSeconds | quote }}
 {{- if kindIs "slice" .Values.nodes.taints }}
 GPUSHARE_TAINTS: {{ join "," .Values.nodes.taints | quote }}
 {{- end }}
+{{- with include "gpushare.joinedWorkloads" . }}
+GPUSHARE_JOINED_WORKLOADS: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Workload keys that mean one workload in several namespaces: "resnet50=a,b bert=a,c". */}}
+{{- define "gpushare.joinedWorkloads" -}}
+{{- $taken := dict -}}
+{{- $entries := list -}}
+{{- range .Values.policy.joinedWorkloads -}}
+{{- $workload := .workload -}}
+{{- range .namespaces -}}
+{{- $pair := printf "%s of namespace %s" $workload . -}}
+{{- if hasKey $taken $pair -}}
+{{- fail (printf "policy.joinedWorkloads: workload %s is in two entries: merge them" $pair) -}}
+{{- end -}}
+{{- $_ := set $taken $pair true -}}
+{{- end -}}
+{{- $entries = append $entries (printf "%s=%s" $workload (join "," .namespaces)) -}}
+{{- end -}}
+{{- join " " $entries -}}
 {{- end }}

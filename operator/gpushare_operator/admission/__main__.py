@@ -50,6 +50,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         parsed.port,
         policy,
         gpu_memory_reserve_mib=shared.gpu_memory_reserve_mib,
+        joined=shared.joined,
     )
 
 

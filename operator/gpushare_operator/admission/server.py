@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gpushare.core.admission import AdmissionPolicy
+from gpushare.core.admission import AdmissionPolicy, JoinedWorkload
 from gpushare.core.api import Reason, shown
 from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.certificates import Certificate, CertificateCollector
@@ -83,6 +83,7 @@ class AdmissionServerSettings:
     policy: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     limits: ServerLimits = field(default_factory=ServerLimits)
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
+    joined: tuple[JoinedWorkload, ...] = ()
 
 
 class ReviewResult(StrEnum):
@@ -281,7 +282,8 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
         ssl.SSLError, OSError: no usable certificate, or the port is taken.
     """
     certificate = Certificate(settings.certificates)
-    watched, metrics = Watched(settings.gpu_memory_reserve_mib), AdmissionMetrics()
+    watched = Watched(settings.gpu_memory_reserve_mib, settings.joined, settings.policy.defaults)
+    metrics = AdmissionMetrics()
     metrics.reloads.set_function(lambda: certificate.reloads)
     metrics.registry.register(CertificateCollector({"admission": certificate}))
     limits = settings.limits

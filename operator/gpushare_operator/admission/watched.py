@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from gpushare.core import admission
-from gpushare.core.admission import ShareIndex
+from gpushare.core.admission import Defaults, JoinedWorkload, ShareIndex
 from gpushare.core.api import GpuNode, GpuNodeStatus, GpuShare
+from gpushare.core.placement import with_joint_profile
 from gpushare.kube import GPUNODES, GPUSHARES, ApiError, Change, Reflector, connect
 
 _log = logging.getLogger(__name__)
@@ -18,11 +19,22 @@ _CONNECT_AGAIN_SECONDS: Final = 10.0
 class Watched:
     """GpuNodes and GpuShares as last seen; empty until the watches run."""
 
-    def __init__(self, gpu_memory_reserve_mib: int = 0) -> None:
-        """Know nothing yet; tenants never get `gpu_memory_reserve_mib` of a GPU."""
+    def __init__(
+        self,
+        gpu_memory_reserve_mib: int = 0,
+        joined: Iterable[JoinedWorkload] = (),
+        defaults: Defaults | None = None,
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            gpu_memory_reserve_mib: memory of each GPU that tenants never get.
+            joined: workload keys that mean one workload in several namespaces.
+        """
         self._reserve_mib = gpu_memory_reserve_mib
+        self._defaults = defaults or Defaults()
         self._memories_mib: dict[str, frozenset[int]] = {}
-        self._shares = ShareIndex()
+        self._shares = ShareIndex(joined=joined)
 
     def know(self, obj: Mapping[str, Any], namespace: str) -> admission.Knowledge:
         """Return the known facts that matter for a pod, a pod template or a GpuShare of a namespace."""
@@ -37,7 +49,9 @@ class Watched:
         metadata = pod.get("metadata") or {}
         owners = [owner.uid for owner in admission.owners_of(pod)]
         found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
-        return found or self._share_of_deployment(pod, namespace)
+        found = found or self._share_of_deployment(pod, namespace)
+        annotations = metadata.get("annotations") or {}
+        return with_joint_profile(found, namespace, annotations, self._shares, self._defaults)
 
     def _share_of_deployment(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
         """Return the GpuShare of a pod's Deployment, for the first pod of a ReplicaSet that it does not list yet.

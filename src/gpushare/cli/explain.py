@@ -137,7 +137,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
     nodes = _heard(objects)
     request = replace(request, rules=NodeRules.from_spec(pod.get("spec") or {}))  # a running pod's too
     context = context_without(cluster, request)
-    share = cluster.shares.of(view.namespace, view.labels, (*view.owner_uids, view.uid))
+    share = cluster.share_of(view)
     found = explain(
         request,
         context,

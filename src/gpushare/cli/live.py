@@ -48,6 +48,7 @@ from gpushare.core.placement import (
     parse_settings,
     request_of,
     term_of,
+    with_joint_profile,
 )
 from gpushare.data import default_model, model_beside, usable_models
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, Json
@@ -150,6 +151,10 @@ class LiveCluster:
         memories = tenant_memories_mib(sizes_mib, self.settings.gpu_memory_reserve_mib)
         return _request_of(view, self.shares, self.settings.defaults, memories)
 
+    def share_of(self, pod: PodView) -> GpuShare | None:
+        """Return the GpuShare that applies to a pod, with the profile of its joined workload if it has none."""
+        return _share_of(pod, self.shares, self.settings.defaults)
+
 
 async def read_cluster(api: Api) -> LiveCluster:
     """Read the release's settings and models, nodes, GpuNodes, GpuShares and pods."""
@@ -193,13 +198,13 @@ def cluster_of(objects: Objects) -> LiveCluster:
     notes: list[str] = []
     pods = [PodView.from_object(pod) for pod in objects.pods]
     gpunodes = _with_own_gpus(objects, pods, notes)
-    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
     try:
         settings = parse_settings(objects.settings or {})
     except SettingsError as error:
         raise UsageError(f"the settings of the release: {error}") from error
+    shares = ShareIndex((GpuShare.from_object(each) for each in objects.gpushares), settings.joined)
     models = _models_of(objects, notes)
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     waiting: list[WaitingPod] = []
@@ -409,7 +414,7 @@ def _request_of(
     pod: PodView, shares: ShareIndex, defaults: Defaults, gpu_memories_mib: Collection[int] = ()
 ) -> PlacementRequest | Rejection:
     """Return what a pod requests, under the name by which people know the pod."""
-    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+    share = _share_of(pod, shares, defaults)
     found = request_of(
         pod,
         share,
@@ -419,6 +424,11 @@ def _request_of(
         gpu_memories_mib=gpu_memories_mib,
     )
     return found if isinstance(found, Rejection) else replace(found, pod_uid=pod.key, rules=pod.rules)
+
+
+def _share_of(pod: PodView, shares: ShareIndex, defaults: Defaults) -> GpuShare | None:
+    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+    return with_joint_profile(share, pod.namespace, pod.annotations, shares, defaults)
 
 
 def own_place(

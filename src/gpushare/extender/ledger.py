@@ -115,7 +115,7 @@ class ShareLedger:
         self._context = DecisionContext.of(self.state, settings, judge, learns_aside=True)
         self._closed: frozenset[str] = frozenset()
         self._now = now
-        self._workloads = KnownWorkloads(self._context.judge.forget)
+        self._workloads = KnownWorkloads(self._context.judge.forget, settings)
         self._queued = QueuedPods(settings.reserve_after_seconds)
         self._closed_to = ClosedNodes()
         self._starts = WindowStarts(unix_seconds)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuShare, PodView, Rejection
-from gpushare.core.placement import KnownWorkload, PlacementRequest, known_of
+from gpushare.core.placement import KnownWorkload, PlacementRequest, Settings, known_of, with_joint_profile
 from gpushare.runtime.moments import unix_seconds
 
 
@@ -14,14 +14,17 @@ class KnownWorkloads:
 
     Args:
         on_change: called when the knowledge about some pods may have changed.
+        settings: of the installation, for workloads that it joins over namespaces.
 
     Attributes:
         shares: every GpuShare.
     """
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], settings: Settings | None = None) -> None:
         self._on_change = on_change
-        self.shares = ShareIndex()
+        settings = settings or Settings()
+        self._defaults = settings.defaults
+        self.shares = ShareIndex(joined=settings.joined)
         self._known: dict[tuple[str, str], KnownWorkload] = {}
         self._mattering = 0
         self._of_pod: dict[str, KnownWorkload | None] = {}
@@ -29,6 +32,7 @@ class KnownWorkloads:
     def put(self, share: GpuShare) -> None:
         """Record a GpuShare that came or changed."""
         at = (share.namespace, share.name)
+        joint = self.shares.joined.version
         before, known = self.shares.put(share), known_of(share, unix_seconds)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
             share.owners,
@@ -37,7 +41,7 @@ class KnownWorkloads:
         if not speaks_for_the_same:
             self._of_pod.clear()
         was = self._known.get(at)
-        if known == was and speaks_for_the_same:
+        if known == was and speaks_for_the_same and joint == self.shares.joined.version:
             return
         self._replace(at, known)
         changed = [each for each in (was, known) if each is not None and _decides(each)]
@@ -70,8 +74,9 @@ class KnownWorkloads:
         self._of_pod.pop(pod_uid, None)
 
     def share_of(self, pod: PodView) -> GpuShare | None:
-        """Return the GpuShare that applies to a pod, or None."""
-        return self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+        """Return the GpuShare that applies to a pod, with the profile of its joined workload if it has none."""
+        share = self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+        return with_joint_profile(share, pod.namespace, pod.annotations, self.shares, self._defaults)
 
     def _replace(self, at: tuple[str, str], known: KnownWorkload | None) -> None:
         was = self._known.pop(at, None)
@@ -82,7 +87,11 @@ class KnownWorkloads:
 
     def _find(self, pod: PodView) -> KnownWorkload | None:
         share = self.share_of(pod)
-        return None if share is None else self._known.get((share.namespace, share.name))
+        if share is None:
+            return None
+        if share is not self.shares.get(share.namespace, share.name):
+            return known_of(share, unix_seconds)
+        return self._known.get((share.namespace, share.name))
 
 
 def _decides(known: KnownWorkload) -> bool:

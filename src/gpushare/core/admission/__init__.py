@@ -1,5 +1,12 @@
 """Admission of pods: resolve what they request, find their owners, explain refusals."""
 
+from gpushare.core.admission.joined import (
+    JoinedShares,
+    JoinedWorkload,
+    JointKnowledge,
+    joint_name,
+    parse_joined,
+)
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.admission.ownership import (
     DEPLOYMENT,
@@ -35,7 +42,7 @@ from gpushare.core.admission.review import (
     pod_template,
     warnings,
 )
-from gpushare.core.admission.share_index import PlacedShares, ShareIndex, ShareKey, rank
+from gpushare.core.admission.share_index import OwnedPod, PlacedShares, ShareIndex, ShareKey, rank
 from gpushare.core.admission.tolerations import tolerations_of
 
 __all__ = [
@@ -44,8 +51,12 @@ __all__ = [
     "DEPLOYMENT",
     "AdmissionPolicy",
     "Defaults",
+    "JoinedShares",
+    "JoinedWorkload",
+    "JointKnowledge",
     "Knowledge",
     "Needs",
+    "OwnedPod",
     "PlacedShares",
     "ShareIndex",
     "ShareKey",
@@ -57,12 +68,14 @@ __all__ = [
     "guess_top_owner",
     "is_ours",
     "job_templates",
+    "joint_name",
     "may_have_owner",
     "missing_owners",
     "mutate",
     "mutate_templates",
     "new_share",
     "owners_of",
+    "parse_joined",
     "pod_as_owner",
     "pod_template",
     "rank",

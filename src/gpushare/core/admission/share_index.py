@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from gpushare.core.admission.joined import JoinedShares, JoinedWorkload
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.admission.ownership import DEPLOYMENT
 from gpushare.core.api import GpuShare, LabelSelector
@@ -128,9 +129,13 @@ class ShareIndex:
 
     In a pod's namespace, a GpuShare whose selector matches the pod wins over one that shares an owner with the
     pod. Among several the first by name wins, so that every process chooses the same one.
+
+    Attributes:
+        joined: those of workloads that are joined over namespaces.
     """
 
-    def __init__(self, shares: Iterable[GpuShare] = ()) -> None:
+    def __init__(self, shares: Iterable[GpuShare] = (), joined: Iterable[JoinedWorkload] = ()) -> None:
+        self.joined = JoinedShares(joined)
         self._shares: dict[ShareKey, GpuShare] = {}
         self._by_term: dict[tuple[str, Term], set[str]] = {}  # those with a selector
         self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # the terms each one is filed under
@@ -147,15 +152,20 @@ class ShareIndex:
 
     def put(self, share: GpuShare) -> GpuShare | None:
         """Add or replace a GpuShare; return the one that it replaces, if any."""
-        before = self.drop(share.namespace, share.name)
+        before = self._remove(share.namespace, share.name)
         self._shares[ShareKey(share.namespace, share.name)] = share
         for index, key in self._keys(share):
             index.setdefault(key, set()).add(share.name)
         self._selecting[share.namespace] += share.spec.selector is not None
+        self.joined.put(share)
         return before
 
     def drop(self, namespace: str, name: str) -> GpuShare | None:
         """Remove a GpuShare; return it, or None if it was not in the index."""
+        self.joined.drop(namespace, name)
+        return self._remove(namespace, name)
+
+    def _remove(self, namespace: str, name: str) -> GpuShare | None:
         share = self._shares.pop(ShareKey(namespace, name), None)
         if share is not None:
             for index, key in self._keys(share):

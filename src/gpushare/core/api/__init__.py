@@ -15,7 +15,6 @@ from gpushare.core.api.names import (
 )
 from gpushare.core.api.node_rules import CORDONED, NodeRules, Taint, taint_refusal, taints_of
 from gpushare.core.api.objects import (
-    MOST_NEIGHBOURS_ENDED,
     Ceilings,
     GpuNode,
     GpuNodeStatus,
@@ -26,11 +25,11 @@ from gpushare.core.api.objects import (
     MpsFault,
     MpsState,
     MpsStatus,
-    NeighboursEnded,
     Observed,
     Phase,
     PodPlacement,
     ProfileMode,
+    ProfileSpec,
     Retraction,
     TenantStatus,
     Utilization,
@@ -60,6 +59,7 @@ from gpushare.core.api.request import (
     JobClass,
     ShareRequest,
     clients_of,
+    is_workload_key,
     parse_class,
     parse_fraction,
     parse_memory_mib,
@@ -74,7 +74,7 @@ from gpushare.core.api.request import (
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
-from gpushare.core.api.trouble import TenantTrouble, TroubleKind
+from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, NeighboursEnded, TenantTrouble, TroubleKind
 from gpushare.core.api.workload_signature import (
     LONGER_WINDOW,
     MOST_OTHER_PHASES,
@@ -127,6 +127,7 @@ __all__ = [
     "PodSeries",
     "PodView",
     "ProfileMode",
+    "ProfileSpec",
     "PrometheusQuery",
     "Reason",
     "Rejection",
@@ -151,6 +152,7 @@ __all__ = [
     "has_ended",
     "in_time",
     "is_managed",
+    "is_workload_key",
     "may_wait_untried",
     "names",
     "not_scheduled",

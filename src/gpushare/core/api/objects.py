@@ -17,7 +17,7 @@ from gpushare.core.api.names import API_VERSION, READING_CONDITIONS
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
-from gpushare.core.api.trouble import TenantTrouble
+from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, NeighboursEnded, TenantTrouble
 from gpushare.core.api.workload_signature import WorkloadSignature
 from gpushare.core.gpu import Counters, Health
 
@@ -38,7 +38,6 @@ _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, in case each of t
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MOST_RETRACTIONS: Final = 32
 _RETRACTED_OFTEN: Final = 2
-MOST_NEIGHBOURS_ENDED: Final = 8
 _ENDED_OFTEN: Final = 2
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the condition has the full count
 
@@ -241,21 +240,17 @@ class Retraction:
 
 
 @dataclass(frozen=True, slots=True)
-class NeighboursEnded:
-    """A process of the group was killed within a kernel, and the fault ended every other tenant of the GPU."""
-
-    at: str = described("When the GPU's node noticed it.", default="", required=True, format="date-time")
-    pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
-    gpu: str = described("The GPU, by UUID.", default="", required=True, maxLength=96)
-
-
-@dataclass(frozen=True, slots=True)
 class GpuShareStatus:
     """Status of the group of pods; written only by the operator."""
 
     phase: Phase = described("Stage of the group's life.", default=Phase.PENDING)
     observed_generation: int | None = described(
         "The metadata.generation that the status was concluded from.", default=None, minimum=0
+    )
+    workload: str | None = described(
+        "The key gpushare.io/workload that all of its pods have; the last one while it has no pods.",
+        default=None,
+        maxLength=63,
     )
     profile: WorkloadSignature | None = described("The workload's signature, once taken.", default=None)
     job_class: JobClass | None = described(

@@ -208,7 +208,7 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
         job_class = parsed_class
 
     workload = annotations.get(names.WORKLOAD)
-    if workload is not None and not _WORKLOAD.fullmatch(workload):
+    if workload is not None and not is_workload_key(workload):
         return _invalid(
             names.WORKLOAD,
             workload,
@@ -231,6 +231,11 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
 
     container = annotations.get(names.CONTAINER)
     return ShareRequest(share_percent, gpu_count, memory_mib, job_class, workload, container, processes, slo)
+
+
+def is_workload_key(text: str) -> bool:
+    """Return whether a text may be the value of `gpushare.io/workload`."""
+    return _WORKLOAD.fullmatch(text) is not None
 
 
 def refuse_slo(annotations: Mapping[str, str]) -> Rejection:

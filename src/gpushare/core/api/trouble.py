@@ -1,9 +1,12 @@
-"""Trouble of a pod on its GPU, as its node's agent reports it (docs/adr/0146)."""
+"""A pod's trouble on its GPU, as its node's agent reports it (docs/adr/0146), and who ended its neighbours."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from gpushare.core.api.schema import described
+
+MOST_NEIGHBOURS_ENDED: Final = 8
 
 
 class TroubleKind(StrEnum):
@@ -25,3 +28,12 @@ class TenantTrouble:
         required=True,
     )
     message: str = described("A sentence for people.", default="", maxLength=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursEnded:
+    """A process of the group was killed within a kernel, and the fault ended every other tenant of the GPU."""
+
+    at: str = described("When the GPU's node noticed it.", default="", required=True, format="date-time")
+    pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
+    gpu: str = described("The GPU, by UUID.", default="", required=True, maxLength=96)

@@ -31,7 +31,7 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
-from gpushare.core.control.signatures import grown_curve, merged_phases, taken, usual_work
+from gpushare.core.control.signatures import grown_curve, learnt_with, merged_phases, taken, usual_work
 from gpushare.core.control.slo_reading import (
     SLO_TROUBLES,
     QuantileSample,
@@ -150,6 +150,7 @@ __all__ = [
     "is_decided_by_counters",
     "is_kept",
     "learnt",
+    "learnt_with",
     "merged_phases",
     "next_reading",
     "next_turn",

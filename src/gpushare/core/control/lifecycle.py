@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpushare.core.admission import Defaults, Needs, resolve
+from gpushare.core.admission import Defaults, JoinedShares, JoinedWorkload, Needs, resolve
 from gpushare.core.api import (
     Condition,
     ConditionStatus,
@@ -118,12 +118,14 @@ class OperatorSettings:
         probation: where, and for how long, the extender keeps a workload without a profile alone on its GPU.
         retraction: which pods may be evicted, and how often.
         hygiene: actions for pods in trouble.
+        joined: workload keys that mean one workload in several namespaces.
     """
 
     defaults: Defaults
     probation: ProbationSettings = field(default_factory=ProbationSettings)
     retraction: RetractionSettings = field(default_factory=RetractionSettings)
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
+    joined: tuple[JoinedWorkload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def status_of(
     *,
     standing: Standing | None = None,
     profiling: ProfilingView | None = None,
+    joined: JoinedShares | None = None,
 ) -> GpuShareStatus:
     """Compute the status of a GpuShare.
 
@@ -181,6 +184,7 @@ def status_of(
         now: RFC 3339, UTC, for conditions that change.
         standing: by default, as in its status.
         profiling: pods on probation, and pods that cannot be profiled where they are; by default none.
+        joined: GpuShares of joined workloads, this one among them; by default none.
     """
     standing = standing or Standing(
         share.status.retractions,
@@ -191,11 +195,17 @@ def status_of(
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
     profile = share.status.profile
+    learned = [(profile, standing.learned)]
+    workload = signatures.workload_of(share, [pod.annotations for pod in live])
     if wants_profile(share.spec):
+        if joined is not None and (of_all := joined.of(share.namespace, workload)):
+            models = {fare.gpu_model for pod in live if (fare := fares.get(pod.uid)) and pod.decision is not None}
+            if (joint := signatures.joint_of(profile, of_all, models, share.spec)) is not None:
+                profile = signatures.joined_with(profile, joint, share.spec, now=now)
+                learned.insert(0, (joint.profile, joint.learned))
         seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
         one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
         profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
-    is_of_profile = signatures.usual_work(profile) == signatures.usual_work(share.status.profile)
     known = replace(share, status=replace(share.status, profile=profile))
     broken = frozenset(p.pod_uid for p in share.status.placements if p.is_promise_broken)
     placements = [
@@ -238,12 +248,13 @@ def status_of(
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
         observed_generation=share.generation,
+        workload=workload,
         profile=profile,
         job_class=job_class,
         recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
         observed=observed,
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
-        learned=standing.learned if is_of_profile else (),
+        learned=signatures.learnt_with(profile, learned),
         retractions=standing.retractions,
         neighbours_ended=ended,
         placements=tuple(placements[:MOST_PLACEMENTS]),

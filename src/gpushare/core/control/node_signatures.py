@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, WorkloadPhase, WorkloadSignature
 from gpushare.core.backoff import Backoff
-from gpushare.core.control.sharing import KeptProfile, ProfilesOf, ReadPod, SoloSignature
+from gpushare.core.control.sharing import JointOf, KeptProfile, ProfilesOf, ReadPod, SoloSignature
 from gpushare.core.control.signatures import grown_curve, merged_phases
 from gpushare.core.control.solo_use import (
     DIGITS,
@@ -90,10 +90,17 @@ class NodeSignatures:
     Args:
         profiles_of: the profiles that GpuShares hold now.
         tell: called when a workload is seen to do other work, with a sentence about the workload.
+        joint_of: the profiles of joined workloads; by default no workload is joined.
     """
 
-    def __init__(self, profiles_of: ProfilesOf, tell: Callable[[ReadPod, str], None] = _tell_nobody) -> None:
+    def __init__(
+        self,
+        profiles_of: ProfilesOf,
+        tell: Callable[[ReadPod, str], None] = _tell_nobody,
+        joint_of: JointOf = lambda _pod, _model: None,
+    ) -> None:
         self._profiles_at = profiles_of
+        self._joint_at = joint_of
         self._tell = tell
         self._seen: dict[_Key, dict[int, SoloUse]] = {}  # then by cap
         self._phases: dict[_Key, tuple[OtherPhase, ...]] = {}  # besides the signature, the one seen last first
@@ -209,7 +216,11 @@ class NodeSignatures:
         work.
         """
         key = (pod.workload, gpu_model)
-        written = [each.kept for each in self._profiles_of(pod) if each.kept and each.gpu_model in ("", gpu_model)]
+        written = [
+            each.kept
+            for each in self._profiles_of(pod, gpu_model)
+            if each.kept and each.gpu_model in ("", gpu_model)
+        ]
         latest = max(map(_revision, written), default=0)
         if latest > self._revisions.get(key, 0):
             self._revisions[key] = latest
@@ -235,7 +246,9 @@ class NodeSignatures:
 
     def is_light(self, pod: ReadPod, gpu_model: str) -> bool:
         """Return whether a pod's workload is only known to have hardly used the GPU so far."""
-        if any(each.signature is not None for each in self._profiles_of(pod)) or self._best(pod, gpu_model):
+        if any(each.signature is not None for each in self._profiles_of(pod, gpu_model)) or self._best(
+            pod, gpu_model
+        ):
             return False
         return any(seen.is_light for seen in self._caps_of(pod, gpu_model).values())
 
@@ -245,7 +258,7 @@ class NodeSignatures:
         It includes the phases and the memory's peak, and is returned also if only these are new.
         """
         self._adopt(pod, gpu_model)
-        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
+        kept = next((each.kept for each in self._profiles_of(pod, gpu_model) if each.kept is not None), None)
         peak = self._peaks.get((pod.workload, gpu_model))
         found = self._signature_news(pod, gpu_model, kept)
         if found is None and peak is not None and kept is not None and kept.gpu_model == gpu_model:
@@ -307,16 +320,21 @@ class NodeSignatures:
         total = self._usual_seconds.get(key, 0.0) + sum(each.all_seconds for each in phases)
         return tuple(each.published(total) for each in phases)
 
-    def _profiles_of(self, pod: ReadPod) -> Sequence[KeptProfile]:
-        """Return the profiles of a pod's GpuShares: only those in its own namespace."""
-        return self._profiles_at(pod.namespace, pod.uid)
+    def _profiles_of(self, pod: ReadPod, gpu_model: str) -> Sequence[KeptProfile]:
+        """Return the profiles of a pod's GpuShares: those in its own namespace.
+
+        If these have none yet, that of its workload on this GPU model follows, where it is joined (ADR 0249).
+        """
+        own = self._profiles_at(pod.namespace, pod.uid)
+        joint = None if any(each.kept is not None for each in own) else self._joint_at(pod, gpu_model)
+        return own if joint is None else (*own, joint)
 
     def _kept(self, pod: ReadPod, gpu_model: str) -> KeptProfile | None:
         """Return the pod's GpuShare that holds a signature."""
         return next(
             (
                 each
-                for each in self._profiles_of(pod)
+                for each in self._profiles_of(pod, gpu_model)
                 if each.signature is not None
                 and each.gpu_model in ("", gpu_model)
                 and _revision(each.kept) >= self._revisions.get((pod.workload, gpu_model), 0)
@@ -376,7 +394,9 @@ class NodeSignatures:
         self._candidates.pop(key, None)
         by_cap = self._seen.pop(key, {})
         before = by_cap.get(cap) or SoloUse(Counters(), 0.0, pod.uid)
-        memory = max(MEMORY_SECONDS, *(each.window_seconds or 0.0 for each in self._profiles_of(pod)), 0.0)
+        memory = max(
+            MEMORY_SECONDS, *(each.window_seconds or 0.0 for each in self._profiles_of(pod, gpu_model)), 0.0
+        )
         self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading), memory)}
         _trim(self._seen)
 

@@ -161,3 +161,6 @@ class KeptProfile(Protocol):
 
 ProfilesOf = Callable[[str, str], Sequence[KeptProfile]]
 """Returns the profiles of a pod's GpuShares, by the pod's namespace and uid."""
+
+JointOf = Callable[[ReadPod, str], KeptProfile | None]
+"""Returns the profile of a pod's workload on a GPU model, where that is joined over namespaces; None otherwise."""

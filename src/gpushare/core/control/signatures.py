@@ -10,14 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, overload
 
+from gpushare.core.admission import JointKnowledge
 from gpushare.core.api import (
     LONGER_WINDOW,
     MOST_OTHER_PHASES,
     CapPoint,
+    GpuShare,
     GpuShareSpec,
+    LearnedEffect,
     PhaseReading,
     WorkloadPhase,
     WorkloadSignature,
+    is_workload_key,
     names,
 )
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
@@ -43,7 +47,7 @@ def taken(
         seen: signatures that agents published for its pods. Of those on the kept signature's GPU model, the latest
             revision wins, then the one under the most threads, then the longest.
         is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
-        now: RFC 3339, for a newly taken signature.
+        now: RFC 3339, for a newly taken signature; one that another GpuShare has keeps its own time.
     """
     seen = list(seen)
     asked = (spec.profile.window_seconds if spec.profile is not None else None) or 0
@@ -70,7 +74,53 @@ def taken(
     phases = merged_phases(usual, (phase for each in same for phase in each.phases))
     found = replace(usual, phases=phases, cap_curve=grown_curve(usual, same))
     found = _with_highest_memory(found, seen if kept is None else (kept, *seen))
-    return replace(found, taken_at=now) if is_new else found
+    return replace(found, taken_at=usual.taken_at or now) if is_new else found
+
+
+def joint_of(
+    kept: WorkloadSignature | None,
+    known: Mapping[str, JointKnowledge],
+    gpu_models: Iterable[str],
+    spec: GpuShareSpec,
+) -> JointKnowledge | None:
+    """Return what a GpuShare takes of a joined workload's knowledge; None for nothing.
+
+    A GpuShare keeps one profile. So one that has none takes no profile of a GPU model that it has no pod on.
+
+    Args:
+        known: by GPU model (`JoinedShares.of`).
+        gpu_models: those of the GPUs that its pods are on.
+    """
+    models = sorted(gpu_models) if kept is None else [kept.gpu_model]
+    found = next((known[model] for model in models if model in known), None)
+    return found if found is not None and found.suits(spec.profile) else None
+
+
+def joined_with(
+    kept: WorkloadSignature | None, joint: JointKnowledge, spec: GpuShareSpec, *, now: str
+) -> WorkloadSignature | None:
+    """Return the profile of a joined workload, with the points and phases that only this GpuShare's has."""
+    if kept is None or kept == joint.profile:
+        return joint.profile
+    return taken(joint.profile, [kept], spec, is_one_kind=True, now=now)
+
+
+def learnt_with(
+    profile: WorkloadSignature | None,
+    learned: Iterable[tuple[WorkloadSignature | None, tuple[LearnedEffect, ...]]],
+) -> tuple[LearnedEffect, ...]:
+    """Return the effects that were learnt with this profile, those from most windows; the first of several.
+
+    Args:
+        learned: profiles, and the effects learnt with each.
+    """
+
+    def windows(effects: tuple[LearnedEffect, ...]) -> int:
+        model = profile.gpu_model if profile is not None else ""
+        return next((each.windows for each in effects if each.gpu_model == model), 0)
+
+    work = usual_work(profile)
+    return max((effects for of, effects in learned if usual_work(of) == work), key=windows, default=())
 
 
 @overload
@@ -201,3 +251,12 @@ def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) ->
     """Return whether all pods of a GpuShare run one workload: one owner, or the same `gpushare.io/workload`."""
     keys = {each.get(names.WORKLOAD) for each in annotations}
     return len(keys) <= 1 and (spec.selector is None or None not in keys)
+
+
+def workload_of(share: GpuShare, annotations: Iterable[Mapping[str, str]]) -> str | None:
+    """Return the key `gpushare.io/workload` that all pods of a GpuShare have; without pods, the last one."""
+    keys = {each.get(names.WORKLOAD) for each in annotations}
+    if not keys:
+        return share.status.workload
+    key = keys.pop()
+    return key if not keys and key is not None and is_workload_key(key) else None

@@ -19,6 +19,7 @@ from gpushare.core.placement.explanation import (
 )
 from gpushare.core.placement.fitting import lost_place, summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
+from gpushare.core.placement.joint import with_joint_profile
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
@@ -126,4 +127,5 @@ __all__ = [
     "unprofiled_of",
     "why_unread",
     "window_seconds",
+    "with_joint_profile",
 ]

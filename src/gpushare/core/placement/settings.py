@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.admission import AUTO_FRACTION, Defaults
+from gpushare.core.admission import AUTO_FRACTION, Defaults, JoinedWorkload, parse_joined
 from gpushare.core.api import Rejection, parse_class, parse_fraction
 from gpushare.core.placement.policies import NAMES
 from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
@@ -28,6 +28,7 @@ LONGEST_PROBATION: Final = "GPUSHARE_LONGEST_PROBATION_SECONDS"
 FREEZES: Final = "GPUSHARE_FREEZES"
 RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
 TAINTS: Final = "GPUSHARE_TAINTS"
+JOINED_WORKLOADS: Final = "GPUSHARE_JOINED_WORKLOADS"
 
 
 class SettingsError(ValueError):
@@ -44,6 +45,7 @@ class Settings:
         gpu_memory_reserve_mib: memory of each GPU that tenants never get.
         probation: when an unknown workload gets a GPU to itself for a while.
         reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 turns it off.
+        joined: workload keys that mean one workload in several namespaces.
     """
 
     policy: str = "gpushare"
@@ -51,6 +53,7 @@ class Settings:
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
     probation: ProbationSettings = field(default_factory=ProbationSettings)
     reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
+    joined: tuple[JoinedWorkload, ...] = ()
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as the chart renders them: environment variables and their values."""
@@ -69,6 +72,7 @@ class Settings:
             FREEZES: "true" if self.probation.freezes else "false",
             RESERVE_AFTER: f"{self.reserve_after_seconds:g}",
             TAINTS: ",".join(self.defaults.taints),
+            JOINED_WORKLOADS: " ".join(map(str, self.joined)),
         }
 
 
@@ -119,6 +123,10 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             raise refused(name, f"a whole number of seconds, 0 to {MOST_SECONDS:g}")
     if not read[MOST_PROBATIONS].isdecimal() or int(read[MOST_PROBATIONS]) < 1:
         raise refused(MOST_PROBATIONS, "a whole number from 1")
+    try:
+        joined = parse_joined(read[JOINED_WORKLOADS])
+    except ValueError as error:
+        raise SettingsError(f"{JOINED_WORKLOADS}: {error}") from error
     return Settings(
         read[POLICY],
         Defaults(
@@ -138,4 +146,5 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             longest_seconds=float(read[LONGEST_PROBATION]),
         ),
         reserve_after_seconds,
+        joined,
     )
