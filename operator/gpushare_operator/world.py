@@ -182,11 +182,11 @@ class ClusterView:
 
     def learned_of(self, key: ShareKey) -> tuple[LearnedEffect, ...]:
         """Return what was learnt of a GpuShare's workload, of a joined one by any of its GpuShares."""
-        share, own = self.shares[key], self.standing_of(key).learned
-        profile = share.status.profile
-        if profile is None or not (known := self.joined.of(key.namespace, share.status.workload)):
+        share, own = self.shares.get(key), self.standing_of(key).learned
+        profile = share.status.profile if share is not None else None
+        if share is None or profile is None:
             return own
-        joint = known.get(profile.gpu_model)
+        joint = self.joined.of(key.namespace, share.status.workload).get(profile.gpu_model)
         return own if joint is None else learnt_with(profile, [(joint.profile, joint.learned), (profile, own)])
 
     def _join(self, share: GpuShare) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
@@ -35,12 +35,7 @@ class Effect:
     windows: int
 
     def to_status(self, gpu_model: str) -> dict[str, Any]:
-        return {
-            "gpuModel": gpu_model,
-            "sensitivity": self.sensitivity,
-            "pressure": self.pressure,
-            "windows": self.windows,
-        }
+        return {"gpuModel": gpu_model, **asdict(self)}
 
 
 @dataclass(frozen=True)

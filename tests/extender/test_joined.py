@@ -72,7 +72,7 @@ def test_the_first_pod_of_a_namespace_is_known_with_profile_effects_and_auto(
     assert planned.unprofiled is None, "no GPU is closed for it"
     assert planned.share_milli == 10 * round(100 * float(share.status.recommended_fraction))
     alone, _ = by_extender(Settings("bestfit"), other, *own)
-    assert alone is None
+    assert alone is None or alone.profile is None
     assert by_plan(Settings("bestfit"), other, *own).unprofiled is not None
 
 

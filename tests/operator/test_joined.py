@@ -13,7 +13,7 @@ from gpushare.core.api import Decision, GpuShare, GpuShareStatus, PodView, names
 from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import GPUSHARES, PODS, Change
 from gpushare_operator.admission.watched import Watched
-from gpushare_operator.learner import PAUSE_SECONDS, Learner
+from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
 from gpushare_operator.world import ClusterView
@@ -63,8 +63,8 @@ class Joint:
 
 async def test_a_profile_of_one_namespace_is_written_to_the_other_and_to_no_third() -> None:
     joint = Joint()
-    there = Fares(gpu_model=GPU)
-    joint.report(shop=replace(there, profile=replace(SIGNATURE, taken_at=None)), lab=there, elsewhere=there)
+    placed = Fares(gpu_model=GPU)
+    joint.report(shop=replace(placed, profile=replace(SIGNATURE, taken_at=None)), lab=placed, elsewhere=placed)
     await joint.settle()
     taken = joint.status("shop").profile
     assert taken is not None
@@ -79,13 +79,13 @@ async def test_a_profile_of_one_namespace_is_written_to_the_other_and_to_no_thir
 
 async def test_a_deleted_gpushare_of_one_namespace_takes_nothing_from_the_other() -> None:
     joint = Joint()
-    there = Fares(gpu_model=GPU)
-    joint.report(shop=replace(there, profile=replace(SIGNATURE, taken_at=None)), lab=there)
+    placed = Fares(gpu_model=GPU)
+    joint.report(shop=replace(placed, profile=replace(SIGNATURE, taken_at=None)), lab=placed)
     await joint.settle()
     kept = joint.status("lab").profile
     joint.api.store.remove(GPUSHARES, "shop/pod-p")
     joint.world.drop_share("shop", "pod-p")
-    joint.report(shop=there, lab=there)
+    joint.report(shop=placed, lab=placed)
     await joint.settle()
     assert joint.status("lab").profile == kept
     assert joint.status("shop").profile == kept, "it is made anew for the pod, and takes the other's"
@@ -130,7 +130,7 @@ async def test_no_window_is_lost_when_each_namespace_learns_before_either_is_wri
     bench.put("shop", SIGNATURE, workload="resnet", learned=[to_json(latest)])
     bench.world.drop_share("lab", "s")
     assert bench.windows_of("shop") == before + 3, "what the status has is no older than what is not written yet"
-    assert PAUSE_SECONDS > 0
+    assert bench.world.learned_of(ShareKey("lab", "s")) == ()
 
 
 def unseen(namespace: str, **annotations: str) -> dict[str, Any]:

@@ -19,10 +19,9 @@ from gpushare.core.placement.explanation import (
 )
 from gpushare.core.placement.fitting import lost_place, summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.joint import with_joint_profile
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
-from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
+from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of, with_joint_profile
 from gpushare.core.placement.owners import in_order_of_claim, nodes_by_decision
 from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.probation import (
