@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+import yaml
 from tests.chart.chartobjects import Json, Render, containers, of_kind, workloads
+from tests.support.blocks import blocks
 
 from gpushare.core.admission import JoinedWorkload
 from gpushare.core.control import HygieneAction, HygieneSettings
@@ -54,6 +56,7 @@ NONSENSE: dict[str, list[object]] = {
         [{"workload": "", "namespaces": ["a", "b"]}],
         [{"workload": "resnet", "namespaces": ["a", "b"], "selector": {}}],
         [{"workload": "resnet", "namespaces": ["a", "b"]}, {"workload": "resnet", "namespaces": ["b", "c"]}],
+        [{"workload": "resnet", "namespaces": [f"n{number:060}" for number in range(2000)]}],
     ],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
@@ -199,6 +202,14 @@ def test_joined_workloads_reach_every_part_that_knows_of_profiles(render: Render
     assert found.shown.joined == found.extender.settings.joined == found.operator.settings.joined == expected
     assert found.agent.joined == found.admission.joined == expected
     assert Installation(render({})).agent.joined == ()
+
+
+def test_the_joined_workload_that_the_page_shows_is_one(render: Render) -> None:
+    [shown] = [
+        each for each in blocks("yaml") if each.page == "docs/gpushares.md" and each.text.startswith("policy:")
+    ]
+    found = Installation(render(yaml.safe_load(shown.text))).shown.joined
+    assert found == (JoinedWorkload("resnet50", ("team-a", "team-b")),)
 
 
 @pytest.mark.parametrize("value", [1, 16, 48])

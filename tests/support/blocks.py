@@ -109,6 +109,7 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
     ("docs/gate.md", '{"version": 1, "beat":'): "tests/mps/test_duty.py",
     ("docs/gpushares.md", "metadata:"): "tests/cli/test_blocks.py",
     ("docs/gpushares.md", "gpushare.io/slo-query:"): "tests/cli/test_blocks.py",
+    ("docs/gpushares.md", "policy:"): "tests/chart/test_settings_reach.py",
     ("docs/install.md", "apiVersion: apiserver.config.k8s.io/v1"): "tests/operator/test_agents_on_api_server.py",
     ("docs/guide/autoscaler.md", "k8s.io/cluster-autoscaler/node-template/resources/gpushare.io/share = 800"): (
         "tests/hack/test_autoscaler_nodes.py"

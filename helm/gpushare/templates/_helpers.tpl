@@ -343,5 +343,9 @@ GPUSHARE_JOINED_WORKLOADS: {{ . | quote }}
 {{- end -}}
 {{- $entries = append $entries (printf "%s=%s" $workload (join "," .namespaces)) -}}
 {{- end -}}
-{{- join " " $entries -}}
+{{- $text := join " " $entries -}}
+{{- if gt (len $text) 100000 -}}
+{{- fail "policy.joinedWorkloads: its keys and namespaces have more than 100,000 characters, too many for an environment variable" -}}
+{{- end -}}
+{{- $text -}}
 {{- end }}
