@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from gpushare.core.api import NodeRules, PodView
+from gpushare.core.api import GpuShare, NodeRules, PodView
 from gpushare.core.placement import GpuSpec
 from gpushare.extender.closed import MOST_MATCHED, PARTS_AT_ONCE
 from gpushare.extender.ledger import ShareLedger
+from gpushare.extender.others import OtherPod
 from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.waiting import (
     AGAIN_SECONDS,
@@ -266,3 +267,50 @@ async def test_each_round_matches_rules_anew(cluster, serve_cluster, monkeypatch
         assert ledger._closed_to.of(other, ledger._nodes) == {}
         await running.extender.wake()
         assert list(ledger._closed_to.of(other, ledger._nodes)) == ["n1"]
+
+
+def reported(progress, **spec):
+    placements = [{"podUid": "t", "pod": "t", "progress": progress}]
+    status = {"observed": {"progress": progress}, "placements": placements}
+    return GpuShare.from_object({"metadata": {"name": "s", "uid": "s"}, "spec": spec, "status": status})
+
+
+def test_what_frees_nothing_is_no_room(waiting):
+    """Before: figures of any GpuShare and ends of pods on nodes without GPUs were room, some each second."""
+    rooms = []
+    ledger = ShareLedger(on_room=lambda: rooms.append("room"))
+    view = GpuNodeView("n", (GpuSpec("GPU-n", "H200", 80_000),), frozenset(), {})
+    ledger.gpunode_changed(Change.ADDED, "n", view)
+    ledger.node_changed(Change.ADDED, "n", NodeView("n", 64_000, 500_000))
+    ledger.share_changed(Change.ADDED, "/s", reported(0.5))
+    rooms.clear()
+    for uid, node in (("x", "n"), ("y", "other")):
+        ledger.other_pod_changed(Change.ADDED, f"default/{uid}", OtherPod(uid, node, 1000, 1024))
+    ledger.other_pod_changed(Change.DELETED, "default/y", OtherPod("y", "other", 1000, 1024))
+    ledger.share_changed(Change.MODIFIED, "/s", reported(0.6))
+    assert rooms == []
+    ledger.other_pod_changed(Change.DELETED, "default/x", OtherPod("x", "n", 1000, 1024))
+    assert rooms == ["room"]
+    ledger.share_changed(Change.MODIFIED, "/s", reported(0.6, fraction="0.2"))
+    assert rooms == ["room"] * 2
+    ledger.share_changed(Change.DELETED, "/s", reported(0.6, fraction="0.2"))
+    assert rooms == ["room"] * 3
+
+
+def test_figures_neither_put_a_touch_off_nor_make_one_in_vain_more_frequent(waiting):
+    """Before: the touch came ten seconds after the room, and then each five seconds."""
+    now = [0.0]
+    ledger = ShareLedger(on_room=lambda: waiting.room(now[0]))
+    ledger.share_changed(Change.ADDED, "/s", reported(0.5))
+    waiting.due(5, always)
+    first = pod("a")
+    waiting.refused(first, 9)
+    waiting.room(10)
+    touched = []
+    for second in range(10, 60):
+        now[0] = second
+        ledger.share_changed(Change.MODIFIED, "/s", reported(0.5 + second / 1000))
+        if waiting.due(second + 0.5, always):
+            touched.append(second)
+            waiting.refused(first, second + 0.6)
+    assert touched == [11, 16, 26, 46]

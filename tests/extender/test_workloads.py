@@ -154,3 +154,21 @@ def test_a_request_asked_for_again_follows_a_changed_gpushare():
     assert slowdowns == [1.2, 1.2, 1.4]
     ledger.share_changed(Change.DELETED, "default/s", share)
     assert ledger.request_of(asked).known is None
+
+
+def test_waiting_pods_are_told_when_workloads_are_no_longer_kept_apart():
+    """Nothing in the API changes then: before, a pod that waited for it waited on, for up to five minutes."""
+    now, rooms = [1_795_402_800.0], []  # 2026-11-23T03:00:00Z
+    ledger = ShareLedger(on_room=lambda: rooms.append(now[0]), now=lambda: now[0])
+    raw = gpushare("s", owner="o", profiled=False)
+    ends = [("03:10:00", ["default/a"]), ("03:20:00", ["default/b"]), (None, ["default/c"])]
+    raw["status"]["retractions"] = [
+        {"neighbours": neighbours, "at": "2026-11-23T02:10:00Z", "until": end and f"2026-11-23T{end}Z"}
+        for end, neighbours in ends
+    ]
+    ledger.share_changed(Change.ADDED, "default/s", GpuShare.from_object(raw))
+    rooms.clear()
+    for second in range(0, 1800, 60):
+        now[0] = 1_795_402_800.0 + second
+        ledger.end_probations()
+    assert rooms == [1_795_402_800.0 + 600, 1_795_402_800.0 + 1200]

@@ -217,7 +217,8 @@ class ShareLedger:
             if pod.limit_percent and pod.uid not in self.pods:
                 self._undecided.forget(pod.uid)
                 self.release(pod.uid)
-            self.on_room()
+            if pod.node in self._gpunodes:
+                self.on_room()
             return
         self._other_pods[key] = pod
         self.others.put(pod)
@@ -332,12 +333,15 @@ class ShareLedger:
             self.on_room()
 
     def end_probations(self) -> None:
-        """Report room if a GPU is no longer reserved for one pod: its window ended, or it has a profile."""
+        """Report room if a GPU is no longer reserved for one pod, or workloads are no longer kept apart.
+
+        A probation ends with its window or with a profile.
+        """
         context = self.context
         before = self._closed
         now_closed = closed_places(context.state, context.judge, context.now)
         self._closed = frozenset(each.closed.gpu_uuid for each in now_closed)
-        if before - self._closed:
+        if self._workloads.joins_again(context.now) or before - self._closed:
             self.on_room()
 
     def _set_healths(self, key: str) -> None:
@@ -372,8 +376,8 @@ class ShareLedger:
         namespace, _, name = key.partition("/")
         if change is Change.DELETED:
             self._workloads.drop(namespace, name)
-        else:
-            self._workloads.put(share)
+        elif not self._workloads.put(share):
+            return
         self.on_room()
 
     # -- questions ------------------------------------------------------------------------------------------------

@@ -1,11 +1,19 @@
 """Knowledge about each pod's workload: its GpuShare's profile and tolerance, looked up quickly for 20,000 pods."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare.core.admission import ShareIndex
-from gpushare.core.api import GpuShare, PodView, Rejection
-from gpushare.core.placement import KnownWorkload, PlacementRequest, Settings, known_of, with_joint_profile
+from gpushare.core.api import GpuShare, GpuShareSpec, PodView, Rejection
+from gpushare.core.placement import (
+    KeptApart,
+    KnownWorkload,
+    PlacementRequest,
+    Settings,
+    known_of,
+    with_joint_profile,
+)
 from gpushare.runtime.moments import unix_seconds
 
 
@@ -28,9 +36,11 @@ class KnownWorkloads:
         self._known: dict[tuple[str, str], KnownWorkload] = {}
         self._mattering = 0
         self._of_pod: dict[str, KnownWorkload | None] = {}
+        self._apart: dict[tuple[str, str], tuple[KeptApart, ...]] = {}
+        self._apart_at = -math.inf
 
-    def put(self, share: GpuShare) -> None:
-        """Record a GpuShare that came or changed."""
+    def put(self, share: GpuShare) -> bool:
+        """Record a GpuShare that came or changed; return whether a decision about its pods may be another now."""
         at = (share.namespace, share.name)
         joint = self.shares.joined.version
         before, known = self.shares.put(share), known_of(share, unix_seconds)
@@ -42,11 +52,12 @@ class KnownWorkloads:
             self._of_pod.clear()
         was = self._known.get(at)
         if known == was and speaks_for_the_same and joint == self.shares.joined.version:
-            return
+            return before is None or _asked(before) != _asked(share)
         self._replace(at, known)
         changed = [each for each in (was, known) if each is not None and _decides(each)]
         if changed and self._mattering + any(each.matters for each in changed):
             self._on_change()
+        return True
 
     def drop(self, namespace: str, name: str) -> None:
         """Forget a GpuShare that is gone."""
@@ -69,6 +80,15 @@ class KnownWorkloads:
         """Return whether anything is known of any workload that could change a decision."""
         return self._mattering > 0
 
+    def joins_again(self, now: float) -> bool:
+        """Return whether the time for which some workloads are kept apart has ended since the last call.
+
+        Args:
+            now: Unix time.
+        """
+        since, self._apart_at = self._apart_at, now
+        return any(since < each.until <= now for apart in self._apart.values() for each in apart)
+
     def forget(self, pod_uid: str) -> None:
         """Forget a pod that is gone."""
         self._of_pod.pop(pod_uid, None)
@@ -80,8 +100,11 @@ class KnownWorkloads:
 
     def _replace(self, at: tuple[str, str], known: KnownWorkload | None) -> None:
         was = self._known.pop(at, None)
+        self._apart.pop(at, None)
         if known is not None:
             self._known[at] = known
+            if known.apart:
+                self._apart[at] = known.apart
         self._mattering += int(known is not None and known.matters) - int(was is not None and was.matters)
         self._of_pod.clear()
 
@@ -92,6 +115,11 @@ class KnownWorkloads:
         if share is not self.shares.get(share.namespace, share.name):
             return known_of(share, unix_seconds)
         return self._known.get((share.namespace, share.name))
+
+
+def _asked(share: GpuShare) -> tuple[GpuShareSpec, str | None, bool]:
+    """Return what requests take from a GpuShare besides what is known of its workload: no measured figure."""
+    return share.spec, share.status.recommended_fraction, share.status.ends_neighbours
 
 
 def _decides(known: KnownWorkload) -> bool:
