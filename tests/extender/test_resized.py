@@ -89,3 +89,40 @@ async def test_what_the_node_cannot_give_is_not_counted(tenant, cpu):
     tenant.cluster.put(PODS, pod)
     await tenant.cluster.settle()
     assert (await tenant.filter("new"))["NodeNames"] == []
+
+
+async def test_waiting_pods_are_told_of_what_another_systems_pod_gives_back(tenant):
+    """kube-scheduler asks again at the same event; before, a refusal that came ahead of our watch stood."""
+    room = []
+    tenant.extender.ledger.on_room = lambda: room.append("room")
+    pod = {
+        "metadata": {"name": "other", "namespace": "default", "uid": "other"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {}}]},
+        "status": {"phase": "Running"},
+    }
+    asked = []
+    for cpu in ("2", "4", "3"):
+        pod = copy.deepcopy(pod)
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+        tenant.cluster.put(PODS, pod)
+        await tenant.cluster.settle()
+        asked.append(len(room))
+    assert asked == [0, 0, 1]
+
+
+async def test_waiting_pods_are_told_of_the_gpu_that_a_corrected_decision_leaves(cluster, serve_cluster):
+    cluster.add_node("n1", gpus=2)
+    async with serve_cluster(cluster) as running:
+        cluster.make_pod("tenant", "1")
+        cluster.make_pod("new", "1")
+        assert await running.bind("tenant", "n1") == ""
+        cluster.allocate("tenant")
+        await cluster.settle()
+        room = []
+        running.extender.ledger.on_room = lambda: room.append("room")
+        pod = copy.deepcopy(cluster.pod("tenant"))
+        [left] = {"GPU-n1-0", "GPU-n1-1"} - {pod["metadata"]["annotations"]["gpushare.io/gpu"]}
+        pod["metadata"]["annotations"]["gpushare.io/gpu"] = left
+        cluster.put(PODS, pod)
+        await cluster.settle()
+        assert room

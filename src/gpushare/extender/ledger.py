@@ -221,7 +221,8 @@ class ShareLedger:
                 self.on_room()
             return
         self._other_pods[key] = pod
-        self.others.put(pod)
+        if self.others.put(pod) and pod.node in self._gpunodes:
+            self.on_room()
         if pod.limit_percent and pod.uid not in self.pods:
             if pod.uid not in self._undecided:
                 _log.warning("pod %s on %s has a share that gpushare did not place", key, pod.node)
@@ -574,8 +575,8 @@ class ShareLedger:
                 self.on_room()
         else:
             request = bound_request(self.request_of(pod), pod, decision)
-            if known is not None:
-                self.state.release(pod.uid)
+            if self.state.release(pod.uid) is not None:
+                self.on_room()  # the decision was corrected
             # By the decision's time, as lists of the API have pods by name and a replica may have just started.
             self.state.reserve(pod.uid, decided, request, unix_seconds(decision.decided_at))
         if decision.probation_seconds is not None:

@@ -58,10 +58,15 @@ class OtherPods:
         self._state = state
         self._by_node: dict[str, dict[str, OtherPod]] = {}
 
-    def put(self, pod: OtherPod) -> None:
-        """Count a pod that appeared or changed; it stays on its node until it ends."""
-        self._by_node.setdefault(pod.node, {})[pod.uid] = pod
+    def put(self, pod: OtherPod) -> bool:
+        """Count a pod that appeared or changed; return whether it gives something back.
+
+        It stays on its node until it ends.
+        """
+        on_node = self._by_node.setdefault(pod.node, {})
+        before, on_node[pod.uid] = on_node.get(pod.uid), pod
         self._tell(pod.node)
+        return before is not None and (pod.cpu_milli < before.cpu_milli or pod.memory_mib < before.memory_mib)
 
     def drop(self, pod: OtherPod) -> None:
         """Stop counting a pod."""
