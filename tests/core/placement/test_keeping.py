@@ -399,3 +399,27 @@ def test_a_large_pod_is_placed_in_bounded_time_whatever_small_ones_come(seed, gp
 def test_without_it_the_same_pod_waits_for_ever():
     stream = Stream(np.random.default_rng(0), gpus=1, small=20, large=100, stay=60.0)
     assert stream.placed_at(0.0, 1000.0) is None
+
+
+def without_cpu(nodes, gpus):
+    """Nodes with hardly any CPU and nothing on their GPUs, except one tenant that has not enough of it."""
+    state = cluster(nodes, gpus, cpu_milli=1_500)
+    put(state, "small", 10, "g0.0", cpu_milli=500)
+    return state
+
+
+def test_nodes_without_cpu_do_not_hide_the_gpu_that_can_be_kept():
+    """Their GPUs have the most free share just because nobody finds CPU there; before, nothing was kept then."""
+    state = without_cpu(nodes=5, gpus=8)
+    state.add_node(NodeSpec("n", (GpuSpec("g", H200, 80_000),), 64_000))
+    put(state, "a", 80, "g", cpu_milli=60_000)
+    [kept] = context(state, waits("large", 50, cpu_milli=8_000)).kept
+    assert (kept.gpu_uuids, kept.leaving) == (("g",), {"a"})
+
+
+def test_nodes_without_cpu_do_not_hide_the_whole_gpus_that_can_be_kept():
+    state = without_cpu(nodes=40, gpus=2)
+    state.add_node(NodeSpec("n", tuple(GpuSpec(f"g{g}", H200, 80_000) for g in range(2)), 64_000))
+    put(state, "a", 80, "g0", cpu_milli=60_000)
+    [kept] = context(state, waits("large", 100, gpu_count=2, cpu_milli=8_000)).kept
+    assert (kept.node, kept.leaving) == ("n", {"a"})

@@ -7,7 +7,7 @@ replica keeps the same GPUs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -200,22 +200,42 @@ class _Search:
             possible &= allowed
         return possible
 
+    def _parts(self, pod: WaitingPod, possible: BoolArray) -> Iterator[BoolArray]:
+        """Yield the possible GPUs of nodes with enough CPU and memory, then those whose tenants may leave enough.
+
+        They are apart, as GPUs often have the most free share because nobody finds CPU on their nodes; those would
+        be all that is looked at.
+        """
+        state = self.what_if.state
+        suffices = state.cpu_free_milli >= pod.request.cpu_milli
+        suffices &= state.node_memory_free_mib >= pod.request.node_memory_mib
+        yield possible & suffices
+        has_tenants = state.clients > 0
+        if pod.request.gpu_count > 1:
+            has_tenants = np.asarray(has_tenants.any(axis=0))
+        rest = possible & ~suffices & has_tenants
+        if rest.any():
+            yield rest
+
     def _one(self, pod: WaitingPod, possible: BoolArray) -> tuple[int, tuple[int, ...], list[Tenant]] | None:
         """Return the GPU, of those with the most free share, that the fewest and oldest tenants must leave."""
         missing = np.maximum(pod.request.share_milli - self.what_if.state.share_free_milli, 0)
         best: tuple[tuple[int, float], int, int, list[Tenant]] | None = None
-        looked = 0
-        for at in _nearest(np.where(possible, missing, _FAR)):
-            slot, row = divmod(at, possible.shape[1])
-            leaving = self._leaving(pod, (slot, row))
-            if leaving is None:
-                continue
-            rank = (len(leaving), max((each.order for each in leaving), default=0.0))
-            if best is None or rank < best[0]:
-                best = (rank, row, slot, leaving)
-            looked += 1
-            if looked == CANDIDATES or not leaving:
-                break
+        for part in self._parts(pod, possible):
+            looked = 0
+            for at in _nearest(np.where(part, missing, _FAR)):
+                slot, row = divmod(at, possible.shape[1])
+                leaving = self._leaving(pod, (slot, row))
+                if leaving is None:
+                    continue
+                rank = (len(leaving), max((each.order for each in leaving), default=0.0))
+                if best is None or rank < best[0]:
+                    best = (rank, row, slot, leaving)
+                looked += 1
+                if not leaving:
+                    return row, (slot,), leaving
+                if looked == CANDIDATES:
+                    break
         return None if best is None else (best[1], (best[2],), best[3])
 
     def _leaving(self, pod: WaitingPod, at: tuple[int, int]) -> list[Tenant] | None:
@@ -240,14 +260,15 @@ class _Search:
         state, count = self.what_if.state, pod.request.gpu_count
         if possible.shape[0] < count:
             return None
-        used = np.where(possible, GPU_MILLI - state.share_free_milli, _FAR)
-        least = np.sort(used, axis=0)[:count]
-        joint_share = np.where(least[-1] == _FAR, _FAR, np.where(least == _FAR, 0, least).sum(axis=0))
-        for row in _nearest(joint_share):
-            slots = tuple(np.argsort(used[:, row], kind="stable")[:count].tolist())
-            leaving = self._all_of(pod, [(row, slot) for slot in slots])
-            if leaving is not None:
-                return row, slots, leaving
+        for part in self._parts(pod, possible):
+            used = np.where(part, GPU_MILLI - state.share_free_milli, _FAR)
+            least = np.sort(used, axis=0)[:count]
+            joint_share = np.where(least[-1] == _FAR, _FAR, np.where(least == _FAR, 0, least).sum(axis=0))
+            for row in _nearest(joint_share):
+                slots = tuple(np.argsort(used[:, row], kind="stable")[:count].tolist())
+                leaving = self._all_of(pod, [(row, slot) for slot in slots])
+                if leaving is not None:
+                    return row, slots, leaving
         return None
 
 
