@@ -12,11 +12,12 @@ from gpushare.cli.live import Objects
 from gpushare.cli.report import prometheus
 from gpushare.cli.report.command import as_record
 from gpushare.cli.report.moment import usage_of
-from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, kept_ratio, showback
+from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, kept_ratio, neighbours, showback
 from gpushare.cli.report.usage_page import render_usage
 from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus
 
 UNKNOWN = np.full(4, np.nan)
+HALF_OF_IT = np.array([np.nan, np.nan, 0.5, 0.5])
 
 
 def _tenancy(
@@ -156,3 +157,24 @@ def test_time_in_which_a_pod_sleeps_is_neither_kept_nor_broken() -> None:
     assert kept_ratio(_history(one)) == pytest.approx(0.5)
     assert kept_ratio(_history(replace(one, progress_ratio=np.zeros(4)))) is None
     assert list(course(_history(one)).broken) == [0, 1, 0, 0]
+
+
+def test_time_in_which_a_pod_sleeps_does_not_say_how_fast_it_is_alone() -> None:
+    """Before: a service that sleeps half of the time without neighbours seemed to lose nothing beside them."""
+    service = _tenancy("service", "G", np.array([0.0, 1.0, 0.6, 0.6]), 0.5)
+    night = replace(_tenancy("night", "G", np.array([np.nan, np.nan, 0.7, 0.7]), 0.5), share_ratio=HALF_OF_IT)
+    [lost] = [row for row in neighbours(_history(service, night)) if row.slowed == ("ml", "service")]
+    assert (lost.alone_ratio, lost.beside_ratio, lost.lost) == pytest.approx((1.0, 0.6, 0.8))
+
+
+@pytest.mark.parametrize("rests", [_tenancy("b", "G", np.nan, 0.5, 0), _tenancy("b", "G", 0.0, 0.5, 1)])
+def test_no_loss_is_put_to_a_neighbour_that_does_nothing(rests: Tenancy) -> None:
+    """Before: what a cap costs a pod alone was lost to a neighbour without a process."""
+    capped = _tenancy("a", "G", 0.7, 0.5, 1)
+    assert neighbours(_history(capped, rests)) == ()
+    works = _tenancy("c", "G", np.array([np.nan, np.nan, 0.5, 0.5]), 0.5, 1)
+    works = replace(works, share_ratio=HALF_OF_IT)
+    slowed = replace(capped, progress_ratio=np.array([0.7, 0.7, 0.6, 0.6]))
+    rows = {(row.slowed[1], row.by[1]): row for row in neighbours(_history(slowed, works, rests))}
+    assert set(rows) == {("a", "c"), ("c", "a")}
+    assert (rows["a", "c"].alone_ratio, rows["a", "c"].lost) == pytest.approx((0.7, 0.2))

@@ -55,6 +55,12 @@ class Tenancy:
         return has_none & np.isnan(self.progress_ratio)
 
     @property
+    def active(self) -> NDArray[np.bool_]:
+        """Return for each moment whether the pod is there and not known to do nothing, idle or asleep."""
+        is_asleep: NDArray[np.bool_] = self.progress_ratio == 0
+        return self.present & ~self.idle & ~is_asleep
+
+    @property
     def work_ratio(self) -> Figures:
         """Return the progress, 0 while the pod is idle."""
         return np.where(self.idle, 0.0, self.progress_ratio)
@@ -292,7 +298,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
     """Return which workload lost progress to which, the largest loss first.
 
     A pod's loss relative to running alone is attributed to its neighbours of that moment in proportion to the use
-    of each one's busiest pipe, or in equal parts if that is unknown.
+    of each one's busiest pipe, or in equal parts if that is unknown. A pod that does nothing is no neighbour.
     """
     on_gpu: dict[str, list[Tenancy]] = defaultdict(list)
     for one in history.tenancies:
@@ -300,13 +306,13 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
     alone = _alone(on_gpu)
     joint: dict[tuple[WorkloadName, WorkloadName], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for tenancies in on_gpu.values():
-        present = np.array([one.present for one in tenancies])
-        busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * present
+        active = np.array([one.active for one in tenancies])
+        busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * active
         for at, one in enumerate(tenancies):
             known = _works(one)
             level = alone.get(one.name, 1.0)
             loss = np.where(known, np.clip(level - np.nan_to_num(one.progress_ratio), 0, None), 0.0)
-            others = present.copy()
+            others = active.copy()
             others[at] = False
             weights = np.where(others, busy, 0.0)
             silent = weights.sum(axis=0) == 0
@@ -335,12 +341,12 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
 
 
 def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
-    """Return the mean progress of each workload at moments without a neighbour, if there were any."""
+    """Return the mean progress of each workload while it works without a neighbour that does, if it ever did."""
     seen: dict[WorkloadName, list[float]] = defaultdict(list)
     for tenancies in on_gpu.values():
-        count = np.sum([one.present for one in tenancies], axis=0)
+        count = np.sum([one.active for one in tenancies], axis=0)
         for one in tenancies:
-            figures = one.progress_ratio[(count == 1) & ~np.isnan(one.progress_ratio)]
+            figures = one.progress_ratio[(count == 1) & _works(one)]
             if len(figures):
                 seen[one.name].extend(map(float, figures))
     return {name: min(float(np.mean(figures)), 1.0) for name, figures in seen.items()}
