@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from fakecluster import HttpApiServer
 
 from gpushare.cli.last_reports import heard
-from gpushare.core.api import GpuNode, GpuNodeStatus
-from gpushare.core.control import SILENT_SECONDS
+from gpushare.cli.live import Objects
+from gpushare.cli.report.moment import usage_of
+from gpushare.cli.report.usage import UsageHistory, course
+from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus
+from gpushare.core.control import SILENT_SECONDS, gain_of
 from gpushare.kube import GPUNODES
 from gpushare.runtime.moments import unix_seconds
 
@@ -68,3 +73,44 @@ def test_an_agent_that_reports_is_shown_as_before(busy: HttpApiServer, call: Cal
     before = call("gpus")[1:], call("gain")[1:], call("top")[1:]
     reported(busy, 30)
     assert (call("gpus")[1:], call("gain")[1:], call("top")[1:]) == before
+
+
+def asleep(seconds_ago: float) -> GpuNode:
+    """A node with a pod that slept at its agent's last report, which was made so long before AT."""
+    at = datetime.fromtimestamp(unix_seconds(AT) - seconds_ago, UTC).isoformat()
+    pods = (
+        TenantStatus("u", "ml", "service", 50, clients=1, is_asleep=True, phase=0, thread_percentage_in_force=50),
+    )
+    gpus = (GpuStatus("G", tenants=(*pods, TenantStatus("v", "ml", "train", 50, clients=1, progress_ratio=0.9))),)
+    return GpuNode("n", replace(GpuNodeStatus.of(gpus), observed_at=at))
+
+
+def test_a_pod_that_slept_at_the_last_report_is_not_known_to_sleep_now() -> None:
+    """Before: its progress was 0 for as long as the node was switched off, in `gain` and `gpus`."""
+    node = heard(asleep(seconds_ago=3 * 86400), unix_seconds(AT))
+    (gpu,) = node.status.gpus
+    assert {tenant.work_ratio for tenant in gpu.tenants} == {None}
+    assert {(tenant.phase, tenant.thread_percentage_in_force) for tenant in gpu.tenants} == {(None, None)}
+    [namespace] = gain_of([node]).by_namespace
+    assert (namespace.progress_ratio, namespace.unknown) == (None, 2)
+
+
+def snapshot(node: GpuNode) -> UsageHistory:
+    pods = [
+        {"metadata": {"namespace": "ml", "name": tenant.pod, "uid": tenant.pod_uid}}
+        for gpu in node.status.gpus
+        for tenant in gpu.tenants
+    ]
+    objects = Objects(None, gpunodes=[node.to_object()], pods=pods, read_at=unix_seconds(AT))
+    return usage_of(objects, Path("snap"), unix_seconds(AT))
+
+
+def test_a_snapshots_report_does_not_take_a_last_report_for_the_present() -> None:
+    """Before: a node that was switched off days ago was healthy, and its pods made progress."""
+    present, silent = snapshot(asleep(seconds_ago=5)), snapshot(asleep(seconds_ago=3 * 86400))
+    assert [list(each.healthy) for each in (present, silent)] == [[1], [0]]
+    assert [list(course(each).progress) for each in (present, silent)] == [[0.9], [0]]
+    assert [list(course(each).known) for each in (present, silent)] == [[1], [0]]
+    assert list(course(silent).given) == [1], "its pods keep their shares"
+    told = "The agent of node n has not reported since"
+    assert [any(told in note for note in each.notes) for each in (present, silent)] == [False, True]

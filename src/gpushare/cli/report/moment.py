@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gpushare.cli.errors import AbsentError
+from gpushare.cli.last_reports import heard, silence_notes
 from gpushare.cli.live import Objects
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
 from gpushare.core.admission import ShareIndex
@@ -24,7 +25,10 @@ def usage_of(objects: Objects, folder: Path, at: float) -> UsageHistory:
     Raises:
         AbsentError: no GpuNode lists a GPU.
     """
-    gpus = [gpu for node in map(GpuNode.from_object, objects.gpunodes) for gpu in node.status.gpus]
+    nodes = [GpuNode.from_object(each) for each in objects.gpunodes]
+    if objects.read_at is not None:
+        nodes = [heard(node, objects.read_at) for node in nodes]
+    gpus = [gpu for node in nodes for gpu in node.status.gpus]
     if not gpus:
         raise AbsentError(f"{folder} holds no GPU that gpushare manages, so there is nothing to report")
     shares = [GpuShare.from_object(one) for one in objects.gpushares]
@@ -49,7 +53,10 @@ def usage_of(objects: Objects, folder: Path, at: float) -> UsageHistory:
         requested_gpus=requested,
         recommended=recommended,
         expected=_expected(shares, recommended, requested, pods, workloads),
-        notes=("A snapshot is one moment: figures are GPUs, not GPU-hours, and nothing can be said over time.",),
+        notes=(
+            "A snapshot is one moment: figures are GPUs, not GPU-hours, and nothing can be said over time.",
+            *(f"{note[0].upper()}{note[1:]}." for note in silence_notes(nodes)),
+        ),
     )
 
 
