@@ -101,6 +101,23 @@ def test_the_memory_that_was_charged_stays_with_the_template() -> None:
     assert mutated(asked, old=present, share=more) == present
 
 
+@pytest.mark.parametrize("make", [job, jobset])
+@pytest.mark.parametrize(
+    "later", [None, GpuShare.from_object({"metadata": {"name": "s"}})], ids=["gone", "without"]
+)
+def test_so_does_it_if_the_gpushare_names_no_memory_any_more(make: Any, later: GpuShare | None) -> None:
+    """Before: the API server refused the Job's own file, as its template lacked the annotation."""
+    with_memory = GpuShare.from_object({"metadata": {"name": "s"}, "spec": {"memory": "8Gi"}})
+    asked = make(template())
+    present = mutated(asked, share=with_memory)
+    assert mutated(asked, old=present, share=later) == present
+    suspended = copy.deepcopy(present)
+    suspended["spec"]["suspend"] = True
+    changed = copy.deepcopy(asked)
+    changed["spec"]["suspend"] = True
+    assert names.MEMORY not in str(mutated(changed, old=suspended, share=later)), "this one may change"
+
+
 def test_an_update_is_never_refused_and_a_template_from_before_is_left_as_it_is() -> None:
     wrong = job(template("1.5"))
     assert mutated(wrong, old=wrong) == wrong

@@ -68,7 +68,6 @@ _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 _JUST_NOW: Final = "another webhook changed it, or gpushare's values or GPUs have just changed: create it again"
 _IN_TEMPLATE: Final = "its Job was made before gpushare's values or GPUs changed, and keeps it: make the Job anew"
 
-
 DEFAULT_MAX_SELECTORS: Final = 1000  # to match 300 pods takes half a second (docs/measurements/operator.md)
 
 
@@ -186,7 +185,7 @@ def mutate_templates(
             former, share = before.get(path) or {}, know(template).share
             taints, is_fixed = policy.defaults.taints, _is_fixed(obj, old)
             needed: list[Json] | Rejection = [
-                *_restored(template, former, share),
+                *_restored(template, former, share, is_fixed=is_fixed),
                 *restored_tolerations(template.get("spec"), former.get("spec"), taints, is_fixed=is_fixed),
             ]
         else:
@@ -222,10 +221,10 @@ def _is_fixed(obj: Object, old: Object) -> bool:
     return not any((each.get("spec") or {}).get("suspend") for each in either)
 
 
-def _restored(template: Object, former: Object, share: GpuShare | None) -> list[Json]:
+def _restored(template: Object, former: Object, share: GpuShare | None, *, is_fixed: bool) -> list[Json]:
     """Return the patch that restores the share and the memory that the former template had and this one lacks.
 
-    Values that the new template sets itself are left to the API server to check.
+    What the new one sets itself the API server checks. Memory that may change comes back if a GpuShare has any.
     """
     patch: list[Json] = []
     own = next(iter(containers_of(former)[container_index(former) :]), None)
@@ -234,7 +233,8 @@ def _restored(template: Object, former: Object, share: GpuShare | None) -> list[
         if own is not None and amount is not None and container.get("name") == own.get("name"):
             patch += _set_share(container, f"/spec/containers/{index}", str(amount))
     memory = annotations_of(former).get(names.MEMORY)
-    if memory is not None and names.MEMORY not in annotations_of(template) and share and share.spec.memory:
+    may_be_ours = is_fixed or (share and share.spec.memory)
+    if memory is not None and names.MEMORY not in annotations_of(template) and may_be_ours:
         patch += _set(annotations_of(template), "/metadata/annotations", names.MEMORY, memory)
     return patch
 
