@@ -336,7 +336,8 @@ async def test_a_watch_that_breaks_in_an_unknown_way_begins_again(cluster, caplo
     ("task", "needs"),
     [
         ("the first lists", "gpushare.extender.ledger.ShareLedger.learn"),
-        ("waking waiting pods", "gpushare.extender.ledger.ShareLedger.listen"),
+        ("following the time", "gpushare.extender.ledger.ShareLedger.listen"),
+        ("waking waiting pods", "gpushare.extender.ledger.ShareLedger.begin_round"),
         ("the heartbeat", "gpushare.extender.server.Extender._look_back"),
         ("watching the event loop's lag", "prometheus_client.Histogram.observe"),
         ("keeping the heap small", "gpushare.extender.server.keep_small"),

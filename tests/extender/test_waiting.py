@@ -1,11 +1,13 @@
 """Waiting pods are touched when room appears and kube-scheduler did not ask again by itself."""
 
+import asyncio
 import itertools
 import sys
 
 import pytest
 
 from gpushare.core.api import GpuShare, NodeRules, PodView
+from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.placement import GpuSpec
 from gpushare.extender.closed import MOST_MATCHED, PARTS_AT_ONCE
 from gpushare.extender.ledger import ShareLedger
@@ -20,7 +22,7 @@ from gpushare.extender.waiting import (
     STALE_SECONDS,
     WaitingPods,
 )
-from gpushare.kube import PODS, Change
+from gpushare.kube import GPUNODES, PODS, Change
 
 
 def pod(name, priority=0):
@@ -314,3 +316,33 @@ def test_figures_neither_put_a_touch_off_nor_make_one_in_vain_more_frequent(wait
             touched.append(second)
             waiting.refused(first, second + 0.6)
     assert touched == [11, 16, 26, 46]
+
+
+async def test_a_write_that_hangs_holds_up_nothing_that_goes_by_the_time(
+    cluster, serve_cluster, monkeypatch
+) -> None:
+    """Before: no agent was seen to be silent, and no GPU kept, until all touches were answered, 30 s each."""
+    monkeypatch.setattr("gpushare.extender.server.WAKE_PERIOD_SECONDS", 0.01)
+    hangs, now = asyncio.Event(), [1000.0]
+
+    async def patch(*_, **__):
+        hangs.set()
+        await asyncio.Event().wait()
+
+    cluster.add_node("n1", gpus=1)
+    node = cluster.objects[GPUNODES]["n1"]
+    cluster.put(GPUNODES, {**node, "status": {**node["status"], "observedAt": "T0"}})
+    monkeypatch.setattr(cluster, "patch", patch)
+    async with serve_cluster(cluster, clock=lambda: now[0]) as running, asyncio.timeout(20):
+        ledger = running.extender.ledger
+        while not ledger._heard_at:  # noqa: ASYNC110 - the watch has no event for it
+            await asyncio.sleep(0.01)
+        cluster.make_pod("a", "1")
+        await cluster.settle()
+        running.extender.waiting.refused(PodView.from_object(cluster.pod("a")), now[0])
+        running.extender.waiting.room(now[0])
+        now[0] += GRACE_SECONDS
+        await hangs.wait()
+        now[0] += SILENT_SECONDS + 1
+        while not ledger.silent:  # noqa: ASYNC110 - nor has the ledger
+            await asyncio.sleep(0.01)

@@ -167,6 +167,7 @@ class Extender:
         async with AsyncExitStack() as stack:
             self._tasks = (
                 asyncio.create_task(self._start(stack), name="the first lists"),
+                asyncio.create_task(self._follow_time(), name="following the time"),
                 asyncio.create_task(self._wake(), name="waking waiting pods"),
                 asyncio.create_task(self._beat(), name="the heartbeat"),
                 asyncio.create_task(
@@ -202,7 +203,8 @@ class Extender:
         await self._listed.wait()
         await keep_small(lambda: self._clock() - self.verbs.asked_at > QUIET_SECONDS)
 
-    async def _wake(self) -> None:
+    async def _follow_time(self) -> None:
+        """Update what changes with the time alone; nothing here waits for the API server."""
         while True:
             await asyncio.sleep(WAKE_PERIOD_SECONDS)
             self.ledger.listen(self._clock())
@@ -211,6 +213,11 @@ class Extender:
             if not self.not_ready():
                 self.ledger.keep()
                 self.metrics.kept_gpus.set(sum(len(each.gpu_uuids) for each in self.ledger.kept))
+
+    async def _wake(self) -> None:
+        """Write what is due: touches, caps, events. Each write may take as long as the API server lets it."""
+        while True:
+            await asyncio.sleep(WAKE_PERIOD_SECONDS)
             await self.wake()
             await self.binder.look_again(self._clock())
             if not self.not_ready():
