@@ -178,3 +178,12 @@ def test_no_loss_is_put_to_a_neighbour_that_does_nothing(rests: Tenancy) -> None
     rows = {(row.slowed[1], row.by[1]): row for row in neighbours(_history(slowed, works, rests))}
     assert set(rows) == {("a", "c"), ("c", "a")}
     assert (rows["a", "c"].alone_ratio, rows["a", "c"].lost) == pytest.approx((0.7, 0.2))
+
+
+@pytest.mark.parametrize(("hours", "points"), [(4, 10_000), (24, 288), (24, 1000), (90 / 60, 7000)])
+def test_no_more_moments_are_asked_for_than_points(hours: float, points: int) -> None:
+    """Before: 14,400 for `--since 4h --points 10000`; Prometheus answers no question for more than 11,000."""
+    begin = 1763640000.5
+    span = prometheus.PrometheusSpan("http://x", begin, begin + hours * 3600, points)
+    moments = hours * 3600 / span.step_seconds
+    assert points / 2 <= moments <= points

@@ -1,6 +1,7 @@
 """Usage over a span of time from Prometheus' HTTP API, which has the figures of the chart's PodMonitor."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class PrometheusSpan:
     Attributes:
         begin: seconds since the epoch.
         end: seconds since the epoch.
-        points: number of samples in the span.
+        points: most samples in the span.
         token: bearer token, for Prometheus behind an authenticating proxy.
     """
 
@@ -53,8 +54,8 @@ class PrometheusSpan:
 
     @property
     def step_seconds(self) -> float:
-        """Return the time between two samples, whole seconds."""
-        return float(max(1, round((self.end - self.begin) / self.points)))
+        """Return the time between two samples, whole seconds; Prometheus refuses too many samples."""
+        return float(max(1, math.ceil(round((self.end - self.begin) / self.points, 6))))
 
 
 def read_prometheus(span: PrometheusSpan) -> UsageHistory:
