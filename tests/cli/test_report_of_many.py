@@ -1,11 +1,12 @@
 """The report of a large cluster: a week of five hundred workloads is one page that can be sent."""
 
 import re
+import time
 
 import numpy as np
 import pytest
 
-from gpushare.cli.report.usage import Tenancy, UsageHistory, other_fractions
+from gpushare.cli.report.usage import Tenancy, UsageHistory, neighbours, other_fractions
 from gpushare.cli.report.usage_page import render_usage
 
 WORKLOADS, ON_A_GPU, MOMENTS = 500, 4, 7 * 288
@@ -81,3 +82,25 @@ def test_gpus_spared_are_on_the_first_screen(history: UsageHistory, page: str) -
     spared = float((progress - WORKLOADS / ON_A_GPU).sum()) * 300 / 3600
     assert spared > 1000, "every GPU makes more than one pod alone would"
     assert f"{spared:.1f} GPU-hours" in page.partition("What did sharing spare?")[2][:120]
+
+
+def test_many_short_pods_on_one_gpu_are_set_beside_those_that_ran_then() -> None:
+    """Before: each beside all others at every moment, 10 s for each GPU with as many in a week."""
+    moments, pods = MOMENTS, 1000
+    unknown = np.full(moments, np.nan)
+
+    def short(number: int) -> Tenancy:
+        share = unknown.copy()
+        share[number * moments // pods : number * moments // pods + 3] = 0.25
+        figures = (share, 2 * share, unknown, unknown, unknown, unknown, unknown, unknown)
+        return Tenancy("ml", f"p{number}", f"w{number % 3}", "G", *figures)
+
+    times = 1763640000 + 300.0 * np.arange(moments)
+    one_gpu = np.ones(moments)
+    history = UsageHistory("a test", times, 300.0, one_gpu, one_gpu, tuple(map(short, range(pods))))
+    began = time.process_time()
+    found = neighbours(history)
+    assert time.process_time() - began < 4
+    assert {row.slowed[1] for row in found} == {"w0", "w1", "w2"}
+    running = np.sum([~np.isnan(one.share_ratio) for one in history.tenancies], axis=0)
+    assert sum(row.shared_gpu_hours for row in found) == pytest.approx(sum(running * (running - 1)) / 12)

@@ -309,23 +309,22 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
         active = np.array([one.active for one in tenancies])
         busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * active
         for at, one in enumerate(tenancies):
-            known = _works(one)
-            level = alone.get(one.name, 1.0)
-            loss = np.where(known, np.clip(level - np.nan_to_num(one.progress_ratio), 0, None), 0.0)
-            others = active.copy()
-            others[at] = False
-            weights = np.where(others, busy, 0.0)
+            # Only the moments in which it works, and who does then: thousands of short pods take turns on a GPU.
+            moments = np.flatnonzero(_works(one))
+            beside = active[:, moments]
+            beside[at] = False
+            others = np.flatnonzero(beside.any(axis=1))
+            beside, progress = beside[others], one.progress_ratio[moments]
+            loss = np.clip(alone.get(one.name, 1.0) - progress, 0, None)
+            weights = np.where(beside, busy[np.ix_(others, moments)], 0.0)
             silent = weights.sum(axis=0) == 0
-            weights[:, silent] = others[:, silent]
-            total = np.maximum(weights.sum(axis=0), 1e-12)
-            for other, neighbour in enumerate(tenancies):
-                both = others[other] & known
-                if not both.any():
-                    continue
-                sums = joint[one.name, neighbour.name]
+            weights[:, silent] = beside[:, silent]
+            losses = loss * weights / np.maximum(weights.sum(axis=0), 1e-12)
+            for other, both, lost in zip(others.tolist(), beside, losses, strict=True):
+                sums = joint[one.name, tenancies[other].name]
                 sums[0] += both.sum()
-                sums[1] += float(one.progress_ratio[both].sum())
-                sums[2] += float((loss * weights[other] / total)[both].sum())
+                sums[1] += float(progress[both].sum())
+                sums[2] += float(lost[both].sum())
     rows = [
         NeighbourRow(
             slowed,
@@ -359,13 +358,14 @@ def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
     and whose profile does not tell its progress, is left out.
     """
     rows = []
+    present: dict[WorkloadName, int] = defaultdict(int)
+    for one in history.tenancies:
+        present[one.name] += int(one.present.sum())
     for row in showback(history, by_workload=True):
         name = (row.namespace, row.workload)
-        recommended = history.recommended.get(name)
-        members = [one for one in history.tenancies if one.name == name]
-        if recommended is None or not members:
+        recommended, moments = history.recommended.get(name), present[name]
+        if recommended is None or not moments:
             continue
-        moments = sum(int(one.present.sum()) for one in members)
         share = row.given / history.hours / moments
         if abs(recommended - share) < _SAME_SHARE:
             continue
