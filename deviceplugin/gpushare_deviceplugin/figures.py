@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gpushare.core.api import Ceilings, ConditionStatus, GpuStatus
-from gpushare.core.control import SLO_TROUBLES
+from gpushare.core.control import SLO_TROUBLES, processes_of
 from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus, RefuseReason
@@ -120,7 +120,7 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 thread_percentage=tenant.thread_percentage,
                 memory_limit_mib=tenant.memory_limit_mib,
                 memory_used_mib=tenant.memory_used_mib,
-                clients=tenant.clients,
+                clients=processes_of(tenant),
                 progress_ratio=tenant.work_ratio,
                 progress_error_ratio=tenant.progress_error_ratio,
                 slowdown_ratio=tenant.slowdown_ratio,

@@ -10,7 +10,7 @@ BUSY = (TenantStatus("a", "ml", "a", 50, clients=1, progress_ratio=0.75),) * 2
 IDLE = (TenantStatus("b", "ml", "b", 50, clients=0),)
 NEW = (TenantStatus("c", "ml", "c", 50, clients=1),)
 NO_PROCESS = "On 1 GPU no pod has a process now. "
-WHY = "some workload has no profile or several whole GPUs, or the node's agent is silent."
+WHY = "a workload has no profile, several GPUs or processes outside MPS, or the node's agent is silent."
 GAIN = "they make the progress of 1.50 GPUs: 1.50 a GPU, 0.50 GPUs more than without sharing."
 
 

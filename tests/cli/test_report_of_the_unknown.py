@@ -14,7 +14,7 @@ from gpushare.cli.report.command import as_record
 from gpushare.cli.report.moment import usage_of
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, course, kept_ratio, neighbours, showback
 from gpushare.cli.report.usage_page import render_usage
-from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus
+from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus, TenantTrouble, TroubleKind
 
 UNKNOWN = np.full(4, np.nan)
 HALF_OF_IT = np.array([np.nan, np.nan, 0.5, 0.5])
@@ -187,3 +187,13 @@ def test_no_more_moments_are_asked_for_than_points(hours: float, points: int) ->
     span = prometheus.PrometheusSpan("http://x", begin, begin + hours * 3600, points)
     moments = hours * 3600 / span.step_seconds
     assert points / 2 <= moments <= points
+
+
+def test_a_snapshots_pod_whose_processes_run_outside_mps_has_not_done_nothing() -> None:
+    trouble = TenantTrouble(TroubleKind.OUTSIDE_MPS, "outside")
+    tenant = TenantStatus("u", "ml", "train", 100, clients=0, trouble=trouble)
+    node = GpuNode("n", GpuNodeStatus.of((GpuStatus("G", tenants=(tenant,)),)))
+    history = usage_of(Objects(None, gpunodes=[node.to_object()]), Path("snap"), 1763640000.0)
+    assert not history.tenancies[0].idle.any()
+    [row] = showback(history)
+    assert (row.given, row.progressed, row.progress_per_share) == (1.0, None, None)

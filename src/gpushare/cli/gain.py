@@ -48,7 +48,7 @@ def sentences(gain: Gain) -> list[str]:
         lines.append(f"On {on} they make {progress}: {gain.per_gpu:.2f} a GPU, {verdict}.")
     elif gain.idle_gpus < gain.used_gpus:
         on = "every other GPU" if gain.idle_gpus else "every GPU"
-        why = "some workload has no profile or several whole GPUs, or the node's agent is silent"
+        why = "a workload has no profile, several GPUs or processes outside MPS, or the node's agent is silent"
         lines.append(f"How fast they are is not known yet: on {on} {why}.")
     judged = gain.kept + gain.broken
     if judged:

@@ -179,7 +179,7 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
         "Device memory that the pod's processes use.",
         lambda t: _bytes(t.memory_used_mib),
     ),
-    ("pod_clients", "The pod's processes connected to MPS.", lambda t: t.clients),
+    ("pod_clients", "The pod's processes connected to MPS; absent if all are outside.", lambda t: t.clients),
     ("pod_progress_ratio", "Inferred progress relative to running alone.", lambda t: t.progress_ratio),
     (
         "pod_progress_error_ratio",

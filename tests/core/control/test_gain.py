@@ -1,8 +1,10 @@
 """The gain from sharing beside tenants without a process and tenants whose progress nobody knows."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus
+from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus, TenantTrouble, TroubleKind
 from gpushare.core.control import Gain, gain_of
 
 
@@ -42,3 +44,15 @@ def test_the_progress_of_a_process_that_nobody_knows_leaves_its_gpus_work_unknow
     gain = _gain(BUSY, NEW, SILENT)
     assert (gain.known_gpus, gain.idle_gpus) == (1, 0)
     assert [each.progress_ratio for each in gain.by_gpu] == [1.5, None, None]
+
+
+OUTSIDE = replace(_tenant("whole", None, 0), trouble=TenantTrouble(TroubleKind.OUTSIDE_MPS, "outside"))
+
+
+def test_a_pod_whose_processes_run_outside_mps_is_not_without_any() -> None:
+    """One with a GPU to itself is not ended there. Before: it had done nothing, for as long as it ran so."""
+    gain = _gain(BUSY, (OUTSIDE,))
+    assert (gain.used_gpus, gain.known_gpus, gain.idle_gpus) == (2, 1, 0)
+    assert [each.progress_ratio for each in gain.by_gpu] == [1.5, None]
+    stalled = replace(_tenant("fault", None, 0), trouble=TenantTrouble(TroubleKind.GPU_FAULT, "lost"))
+    assert _gain((stalled,)).idle_gpus == 1

@@ -11,6 +11,7 @@ from gpushare.cli.live import Objects
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuNode, GpuShare, PodView, Rejection, TenantStatus, parse_fraction
+from gpushare.core.control import processes_of
 from gpushare.core.gpu import Health
 from gpushare.core.interference import as_profile, cap_progress
 
@@ -96,7 +97,7 @@ def _tenancy(tenant: TenantStatus, gpu_uuid: str, workload: WorkloadName | None)
         broken_ratio=_one(None),
         throttle_ratio=_one(tenant.throttle_ratio),
         busiest_ratio=_one(None),
-        clients=_one(tenant.clients),
+        clients=_one(processes_of(tenant)),
     )
 
 

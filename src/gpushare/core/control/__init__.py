@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushare.core.control.drift import DriftWatch
 from gpushare.core.control.freeze_turns import turns_of
-from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
+from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept, processes_of
 from gpushare.core.control.hygiene import (
     IDLE_SM_RATIO,
     HygieneAction,
@@ -156,6 +156,7 @@ __all__ = [
     "next_turn",
     "plan_replacement",
     "plan_retractions",
+    "processes_of",
     "read_slo",
     "remembered",
     "reports_only_figures",

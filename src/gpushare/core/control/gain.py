@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus, TenantStatus
+from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus, TenantStatus, TroubleKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,15 @@ def is_kept(tenant: TenantStatus) -> bool | None:
     return tenant.progress_ratio + (tenant.progress_error_ratio or 0.0) >= tenant.promise_ratio
 
 
+def processes_of(tenant: TenantStatus) -> int | None:
+    """Return how many processes of a tenant MPS serves; None, not 0, if all that it has are outside MPS."""
+    is_outside = tenant.trouble is not None and tenant.trouble.kind is TroubleKind.OUTSIDE_MPS
+    return None if is_outside and not tenant.clients else tenant.clients
+
+
 def _is_idle(tenant: TenantStatus) -> bool:
     """Return whether a tenant is known to have no process."""
-    return tenant.clients == 0 and tenant.progress_ratio is None
+    return processes_of(tenant) == 0 and tenant.progress_ratio is None
 
 
 def _progress(tenant: TenantStatus) -> float | None:
