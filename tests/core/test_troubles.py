@@ -97,8 +97,13 @@ def on_probation() -> str:
     return probation.ClosedPlace(0, 0, closed).refusal().detail
 
 
-def kept() -> str:
-    waiting: Any = SimpleNamespace(gpu_uuids=("GPU-0",), pod=SimpleNamespace(name="large"), waited_seconds=300.0)
+def kept(*, is_nominated: bool) -> str:
+    waiting: Any = SimpleNamespace(
+        gpu_uuids=("GPU-0",),
+        pod=SimpleNamespace(name="large"),
+        waited_seconds=300.0,
+        is_nominated=is_nominated,
+    )
     return standing_back._rejection_of(waiting).detail
 
 
@@ -114,7 +119,8 @@ def why_it_waits() -> list[str]:
         slowed(suffers=False),
         slowed(is_apart=True),
         slowed(crowds=True),
-        kept(),
+        kept(is_nominated=False),
+        kept(is_nominated=True),
         on_probation(),
         refused(silent=150),
         refused(silent=AGENT_AWAY),
@@ -250,7 +256,7 @@ def test_every_refusal_of_a_place_has_its_row() -> None:
     elsewhere = {Reason.INVALID_ANNOTATION, Reason.TOO_MANY_GPUSHARES, Reason.CONFLICT}
     by_scheduler = {Reason.NODE_CORDONED, Reason.NODE_TAINT, Reason.NODE_LABELS, Reason.SHARES_NOT_OFFERED}
     assert set(Reason) == stages | elsewhere | by_scheduler
-    assert len(sentences(WAITS)) == 18
+    assert len(sentences(WAITS)) == 19
 
 
 def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:

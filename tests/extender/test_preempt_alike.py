@@ -8,7 +8,9 @@ node's sums (`proposal`), and the extender answers over HTTP. That is held to
 - `plan` on the snapshot where the extender names nobody: the pod fits without none of the groups of pods that may
   leave, those proposed and all lower ones of one GPU;
 - the cluster: the victims of one node are evicted, and the pod gets the very GPU, cap and memory that `plan`
-  named before anybody left.
+  named before anybody left;
+- `plan` again, for pods of no higher priority that ask while the victims leave and once they are gone: it names
+  the same place or reason, and wherever such a pod is placed, the preemptor fits that node.
 
 test_one_decision.py holds `plan` and the live answer to each other where nobody has to leave. As there, `plan`
 reads the API's objects in some scenes and files that `gpushare snapshot` wrote in the others.
@@ -51,13 +53,13 @@ from tests.extender.scenes import (
     refused_by_scheduler,
     releases,
 )
-from tests.extender.views import ask_extender
+from tests.extender.views import ask_extender, timeless
 
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.plan import context_of
 from gpushare.cli.scheduler_filters import SchedulerFilters
 from gpushare.cli.snapshot import read_snapshot, save
-from gpushare.core.api import Rejection, has_ended, names, requests_of, share_limit_of
+from gpushare.core.api import Reason, Rejection, has_ended, names, requests_of, share_limit_of
 from gpushare.core.placement import (
     Placement,
     PlacementRequest,
@@ -66,6 +68,7 @@ from gpushare.core.placement import (
     choose_victims,
     decide,
 )
+from gpushare.extender.wire import plain
 from gpushare.kube import GPUNODES, NODES, PODS
 
 STEP_SECONDS = 2.0  # so that no two pods are decided about in one second, to which decisions are dated
@@ -84,6 +87,8 @@ class Answer(Enum):
     KEPT = 1
     CHANGED = 2
     NOBODY = 3
+    KEPT_FOR_ANOTHER = 4
+    """Of who asks meanwhile: the room is kept for the preemptor."""
 
     @classmethod
     def of(cls, proposed: Sequence[str], chosen: Sequence[str]) -> Answer:
@@ -144,6 +149,7 @@ class Played:
 
     Attributes:
         seen: how often the extender gave each kind of answer.
+        intruders: numbers of pods that may ask while a preemptor waits for its victims.
     """
 
     scene: Scene
@@ -151,6 +157,7 @@ class Played:
     files: Path
     time: UnixTime
     seen: Counter[Answer]
+    intruders: list[int]
 
     def objects(self, gone: Collection[str]) -> Objects:
         """The API's objects, or a snapshot of them, without the pods with these uids."""
@@ -181,13 +188,19 @@ class Played:
         )
         return [uids[key] for key in found]
 
-    def what_if(self, pod: dict[str, Any], node: str, gone: Collection[str]) -> Placement | Rejection:
-        """What `plan` says of a node on a snapshot from which these pods are gone."""
+    def what_if(
+        self, pod: dict[str, Any], node: str, gone: Collection[str], *, by_sums: bool = True
+    ) -> Placement | Rejection:
+        """What `plan` says of a node on a snapshot from which these pods are gone.
+
+        Args:
+            by_sums: what kube-scheduler refuses by the node's sums is refused.
+        """
         live = cluster_of(self.objects(gone))
         request = live.request_of(pod)
         assert isinstance(request, PlacementRequest)
         context = context_of(live, [])
-        excluded = SchedulerFilters(live.scheduler_nodes).excluded(request, context)
+        excluded = SchedulerFilters(live.scheduler_nodes).excluded(request, context) if by_sums else {}
         return excluded.get(node) or decide(request, context, node=node)
 
     def groups(self, pod: dict[str, Any], node: str, proposed: Sequence[str]) -> list[set[str]]:
@@ -234,12 +247,54 @@ class Played:
         assert found.keys() == expected.keys()
         if found:
             node = sorted(found)[self.scene.seed % len(found)]
+            await self.leave(found[node], f"p{number}", node)
+            came = await self.intrude(number, node)
             await self.evict(found[node])
+            came = await self.intrude(number, node) or came
             by_extender, refused = await ask_extender(self.running, f"p{number}", [node])
+            assert by_extender is not None, refused
             would = expected[node]
-            assert by_extender == (node, would.gpu_uuids, would.thread_percentage), refused
+            assert came or by_extender == (node, would.gpu_uuids, would.thread_percentage)
             limit = self.running.extender.ledger.state.reservation(uid_of(pod)).placement.memory_mib
             assert limit == would.memory_mib
+
+    async def leave(self, uids: Collection[str], name: str, node: str) -> None:
+        """Let kube-scheduler delete the victims, of which ours take time to end, and nominate their preemptor."""
+        cluster = self.running.cluster
+        for key, pod in list(cluster.objects[PODS].items()):
+            if uid_of(pod) in uids and names.FRACTION not in pod["metadata"].get("annotations", {}):
+                cluster.remove(PODS, key)
+            elif uid_of(pod) in uids:
+                going = pod["metadata"] | {"deletionTimestamp": "2100-01-01T00:00:00Z"}
+                cluster.put(PODS, pod | {"metadata": going})
+        pod = cluster.pod(name)
+        cluster.put(PODS, pod | {"status": pod["status"] | {"nominatedNodeName": node}})
+        await self.pass_time()
+
+    async def intrude(self, preemptor: int, node: str) -> bool:
+        """Let a pod of no higher priority ask about the node; return whether it was placed there.
+
+        kube-scheduler would often refuse it by the node's sums; here the extender's answer alone must do.
+        """
+        cluster, scene = self.running.cluster, self.scene
+        if not self.intruders or self.intruders[-1] <= preemptor:
+            return False
+        number = self.intruders.pop()
+        waits, pod = cluster.pod(f"p{preemptor}"), cluster.pod(f"p{number}")
+        pod["spec"]["priority"] = min(priority_of(pod), priority_of(waits))
+        cluster.put(PODS, pod)
+        await self.pass_time()
+        machine = scene.machines[int(node.removeprefix("n"))]
+        if refused_by_scheduler(cluster, node, machine, number, scene) not in {"", "shares"}:
+            return False
+        by_plan = self.what_if(pod, node, (), by_sums=False)
+        by_extender, refused = await ask_extender(self.running, f"p{number}", [node])
+        if isinstance(by_plan, Rejection):
+            assert {node: timeless(plain(by_plan.detail))} == {key: timeless(why) for key, why in refused.items()}
+            self.seen[Answer.KEPT_FOR_ANOTHER] += by_plan.reason is Reason.KEPT
+            return False
+        assert by_extender == (node, by_plan.gpu_uuids, by_plan.thread_percentage), refused
+        return True
 
     async def evict(self, uids: Collection[str]) -> None:
         cluster = self.running.cluster
@@ -261,6 +316,8 @@ async def play(
     priorities: Sequence[int],
     files: Path,
     seen: Counter[Answer],
+    *,
+    intrudes: bool,
 ) -> None:
     cluster = make_cluster()
     node_names = [f"n{number}" for number in range(len(scene.machines))]
@@ -276,9 +333,13 @@ async def play(
         cluster, settings=scene.release, best_nodes=scene.best_nodes, fence_timeout_seconds=0.0
     ) as running:
         # It begins now, as retractions are dated by the clock.
-        played = Played(scene, running, files, UnixTime(int(time.time())), seen)
+        intruders = [number for number in range(len(scene.wanted)) if number % 3 == 2] if intrudes else []
+        played = Played(scene, running, files, UnixTime(int(time.time())), seen, intruders)
         played.time.rules(running.extender)
         for number in range(len(scene.wanted)):
+            waits = cluster.objects[PODS].get(f"default/p{number}")
+            if waits is None or "nodeName" in waits["spec"]:  # it came as an intruder, and may have been evicted
+                continue
             for illness in scene.illnesses:
                 if illness.after == number and illness.what in {Ill.GPU_FAILS, Ill.GPU_RECOVERS}:
                     agents.suffer(illness)
@@ -301,12 +362,13 @@ def check(
     priorities: Sequence[int],
     files: Path,
     seen: Counter[Answer] | None = None,
+    *,
+    intrudes: bool = False,
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("gpushare.core.placement.policies.gpushare.RELEARN_GROWTH", 1.0)
-        asyncio.run(
-            play(make_cluster, serve_cluster, scene, priorities, files, Counter() if seen is None else seen)
-        )
+        counted = Counter() if seen is None else seen
+        asyncio.run(play(make_cluster, serve_cluster, scene, priorities, files, counted, intrudes=intrudes))
 
 
 def crowds(policy: str, probation: st.SearchStrategy[ProbationSettings]) -> st.SearchStrategy[Scene]:
@@ -342,6 +404,21 @@ def test_victims_are_the_same_live_and_on_a_snapshot_and_make_room(
 
     each()
     assert seen.total() > 10
+
+
+@pytest.mark.parametrize("policy", ["bestfit", "gpushare"])
+def test_nobody_of_no_higher_priority_takes_what_a_preemption_frees(
+    make_cluster, serve_cluster, monkeypatch, tmp_path, policy
+):
+    seen: Counter[Answer] = Counter()
+
+    @examples(24)
+    @given(scene=crowds(policy, NOBODY_ON_PROBATION | PROBATIONS), priorities=PRIORITIES)
+    def each(scene: Scene, priorities: list[int]) -> None:
+        check(make_cluster, serve_cluster, monkeypatch, scene, priorities, tmp_path, seen, intrudes=True)
+
+    each()
+    assert seen[Answer.KEPT_FOR_ANOTHER] > 0
 
 
 @pytest.mark.slow

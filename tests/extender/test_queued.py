@@ -147,7 +147,7 @@ def test_who_was_asked_about_is_tried_until_a_binding_can_come_no_more() -> None
     queue.asked("fresh", NOW)  # before the watch shows it
     queue.put(fresh, NOW + 1)
     for name in ("new", "nominated"):
-        queue.put(replace(fresh, uid=name, nominated=name == "nominated"), NOW)
+        queue.put(replace(fresh, uid=name, nominated_node="n1" if name == "nominated" else ""), NOW)
     assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS)] == ["new"]
     assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS + 1)] == ["fresh", "new"]
     queue.asked("new", NOW + BINDING_SECONDS + 1)

@@ -78,13 +78,14 @@ def kubernetes_says(facts: PodFacts) -> list[str]:
 
 
 def _kept(kept: KeptGpus, facts: PodFacts) -> str:
-    """Say which GPUs are kept for a pod that has waited long."""
+    """Say which GPUs are kept for a pod that has waited long, or is nominated to their node."""
     gpus = ", ".join(facts.gpu_names.get(uuid, uuid) for uuid in kept.gpu_uuids)
     leaving = ", ".join(sorted(kept.leaving))
     until = (
         f"until {leaving} {'has' if len(kept.leaving) == 1 else 'have'} left" if leaving else "for its next try"
     )
-    return f"{gpus} is kept for it {until}: younger pods that would delay it go elsewhere."
+    others = "pods of no higher priority" if kept.is_nominated else "younger pods"
+    return f"{gpus} is kept for it {until}: {others} that would delay it go elsewhere."
 
 
 def verdicts(gpu: ExplainedGpu) -> list[str]:
@@ -137,6 +138,7 @@ def as_record(found: PodAccount, facts: PodFacts) -> dict[str, Any]:
             "gpus": list(kept.gpu_uuids),
             "leaving": sorted(kept.leaving),
             "waited_seconds": kept.waited_seconds,
+            "is_nominated": kept.is_nominated,
         }
     for place in (record["placed"], record["now"]):
         if place is not None and place.get("probation") is not None:

@@ -35,6 +35,7 @@ from gpushare.core.placement import (
     MILLI_PER_PERCENT,
     GpuSpec,
     NodeSpec,
+    NominatedPod,
     Placement,
     PlacementRequest,
     Settings,
@@ -120,6 +121,9 @@ class LiveCluster:
         scheduler_nodes: by name, the nodes as kube-scheduler sees them.
         since: by pod that runs, when its place was decided, Unix time; the oldest are expected to leave first.
         models: the release's models of other GPUs than the shipped one's; None if they are not known.
+        nominated: waiting pods that are nominated to nodes, where they have room kept.
+        leaving: by node, its pods with our annotation that are being deleted, in the order in which kubelet kills
+            them.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -136,6 +140,8 @@ class LiveCluster:
     scheduler_nodes: Mapping[str, SchedulerNode] = field(default_factory=dict)
     since: Mapping[str, float] = field(default_factory=dict)
     models: tuple[InterferenceModel, ...] | None = field(default=None, compare=False)
+    nominated: tuple[NominatedPod, ...] = field(default=(), compare=False)
+    leaving: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def model(self) -> InterferenceModel:
         """Return the model that the release decides by; if that is not known, the user's (`default_model`)."""
@@ -208,6 +214,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
     models = _models_of(objects, notes)
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     waiting: list[WaitingPod] = []
+    nominated: list[NominatedPod] = []
+    leaving: dict[str, list[PodView]] = {}
     others: dict[str, list[int]] = {}
     since: dict[str, float] = {}
     undecided: list[UndecidedPod] = []
@@ -216,6 +224,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
         if pod.finished:
             continue
         request = _request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
+        if pod.node is not None and pod.leaving and pod.fraction is not None:
+            leaving.setdefault(pod.node, []).append(pod)
         if pod.node is not None and request is not None and pod.decision is not None:
             since[pod.key] = unix_seconds(pod.decision.decided_at)
             ours.append(_bound(request, pod, pod.node, pod.decision, objects.read_at))
@@ -234,6 +244,9 @@ def cluster_of(objects: Objects) -> LiveCluster:
             ours.append((request, None))
             if pod.waits_for_room and pod.rules is not None and not pod.rules.is_too_large:
                 waiting.append(WaitingPod(request, pod.key, _allowed(pod.rules, objects.nodes)))
+            if pod.is_nominated:
+                nominated_at = unix_seconds(pod.nominated_at) if pod.nominated_at else math.inf
+                nominated.append(NominatedPod(WaitingPod(request, pod.key), pod.nominated_node, nominated_at))
     offered = {
         node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes
     }
@@ -287,6 +300,11 @@ def cluster_of(objects: Objects) -> LiveCluster:
         _scheduler_nodes(objects, found, uncounted),
         since,
         models,
+        tuple(nominated),
+        {
+            node: [pod.key for pod in sorted(pods, key=lambda pod: (pod.deletion_at, pod.uid))]
+            for node, pods in leaving.items()
+        },
     )
 
 

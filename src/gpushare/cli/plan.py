@@ -39,6 +39,7 @@ from gpushare.core.placement import (
     Undecided,
     decide,
     elsewhere_of,
+    nominating,
     survey,
 )
 from gpushare.core.placement.policies import NAMES
@@ -150,7 +151,7 @@ def context_of(
         seed: of the policy random.
     """
     state = state_of(cluster)
-    return DecisionContext.of(
+    context = DecisionContext.of(
         state,
         replace(cluster.settings, policy=policy or cluster.settings.policy),
         Judge(cluster.model),
@@ -158,6 +159,9 @@ def context_of(
         history=Counter(state.reserved_shapes) + Counter(request.shape for request in asked),
         rng=np.random.default_rng(seed),
     ).keeping(cluster.waiting)
+    if cluster.nominated:
+        context = nominating(context, cluster.nominated, cluster.leaving).keeping(cluster.waiting, goes_on=True)
+    return context
 
 
 def state_of(cluster: LiveCluster) -> ClusterState:

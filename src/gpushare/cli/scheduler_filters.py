@@ -2,7 +2,8 @@
 
 It refuses a node that is cordoned, has a taint that the pod does not tolerate or does not match the pod's node
 selector and required node affinity (its plugins NodeUnschedulable, TaintToleration and NodeAffinity), and one of
-which kubelet has too few shares by its own count (NodeResourcesFit, docs/adr/0062).
+which kubelet has too few shares by its own count (NodeResourcesFit, docs/adr/0062), less those of pods of at least
+its priority that are nominated to the node.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,6 @@ from gpushare.core.api import (
 from gpushare.core.placement import (
     GPU_MILLI,
     MILLI_PER_PERCENT,
-    ClusterState,
     DecisionContext,
     IntArray,
     PlacementRequest,
@@ -91,22 +91,26 @@ class SchedulerFilters:
         if not request.gpu_count or not self._nodes:
             return refused
         needed = request.gpu_count * request.share_milli // MILLI_PER_PERCENT
-        fitting, free = survey(request, context, excluded=refused).rows, self._free_percent(context.state)
+        fitting, free = survey(request, context, excluded=refused).rows, self._free_percent(request, context)
         lacking = fitting[free[fitting] < needed]
         names_of = zip(context.state.node_names_of(lacking), free[lacking].tolist(), strict=True)
         return refused | {name: self._shares_refusal(name, needed, left) for name, left in names_of}
 
-    def _free_percent(self, state: ClusterState) -> IntArray:
-        """Return for each row the shares that are free by kube-scheduler's count.
+    def _free_percent(self, request: PlacementRequest, context: DecisionContext) -> IntArray:
+        """Return for each row the shares that are free for a request by kube-scheduler's count.
 
         They are fewer than the healthy GPUs have where a GPU has failed under its pods: kubelet no longer offers
         its shares, but its pods still count.
         """
+        state = context.state
         offered = np.zeros(len(state.alive), np.int64)
         for name, node in self._nodes.items():
             if (row := state.row(name)) is not None:
                 offered[row] = (node.offered_percent or 0) - node.uncounted_percent
         taken_milli = np.where(state.present, GPU_MILLI - state.share_free_milli, 0).sum(axis=0)
+        for each in context.nominated:
+            if each.before(request) and (row := state.row(each.node)) is not None:
+                taken_milli[row] += each.pod.request.gpu_count * each.pod.request.share_milli
         free: IntArray = offered - taken_milli // MILLI_PER_PERCENT
         return free
 

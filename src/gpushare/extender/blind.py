@@ -154,7 +154,7 @@ class BlindScheduler:
         except NotFound:
             return False
         now = PodView.from_object(read)
-        is_placed = now.node is not None or now.nominated
+        is_placed = now.node is not None or bool(now.nominated_node)
         waits = is_placed or not_scheduled(read.get("status") or {}) is not None or may_wait_untried(read["spec"])
         is_ours = read["spec"].get("schedulerName") == names.SCHEDULER_NAME and now.uid == pod.uid
         if not is_ours or waits or now.leaving:

@@ -386,7 +386,7 @@ class ShareLedger:
     @property
     def context(self) -> DecisionContext:
         """Return the present inputs of decisions."""
-        return self._context.at(self._now())
+        return self._queued.nominated.counted(self._context.at(self._now()), self.request_of)
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
@@ -403,10 +403,10 @@ class ShareLedger:
 
     def keep(self) -> None:
         """Update the GPUs that are kept for pods that have waited long; call this about every second."""
-        before = self._context.kept
+        before = (*self._context.kept, *self._context.nominated)
         self._context = self._queued.keeping(self.context, self.request_of, self._nodes)
         if {(each.pod.name, each.gpu_uuids) for each in before} - {
-            (each.pod.name, each.gpu_uuids) for each in self._context.kept
+            (each.pod.name, each.gpu_uuids) for each in (*self._context.kept, *self._context.nominated)
         }:
             self.on_room()  # for the pods that stood back
 

@@ -18,6 +18,7 @@ from gpushare.core.placement import (
 )
 from gpushare.extender.closed import MOST_MATCHED, matching_cost
 from gpushare.extender.due import DuePods, Waiter
+from gpushare.extender.nominated import NominatedPods
 from gpushare.extender.reduce import NodeView
 from gpushare.runtime.moments import unix_seconds
 
@@ -39,6 +40,7 @@ class QueuedPods:
     """
 
     after_seconds: float
+    nominated: NominatedPods = field(default_factory=NominatedPods)
     _unbound: dict[str, PodView] = field(default_factory=dict)
     _gated: set[str] = field(default_factory=set)
     _opened_at: dict[str, float] = field(default_factory=dict)
@@ -54,6 +56,8 @@ class QueuedPods:
         """Record a pod that was created or changed."""
         if pod.node is not None:
             self.drop(pod.uid)
+        self.nominated.put(pod)
+        if pod.node is not None:
             return
         self._unbound[pod.uid] = pod
         if pod.gated:
@@ -70,6 +74,7 @@ class QueuedPods:
 
     def drop(self, pod_uid: str) -> None:
         """Forget a pod that is bound or gone."""
+        self.nominated.drop(pod_uid)
         self._unbound.pop(pod_uid, None)
         self._gated.discard(pod_uid)
         self._opened_at.pop(pod_uid, None)
@@ -89,7 +94,7 @@ class QueuedPods:
         for pod in self._unbound.values():
             is_held_back = pod.gated or pod.leaving or pod.finished
             is_asked = now - self._asked_at.get(pod.uid, -math.inf) <= BINDING_SECONDS
-            if not (pod.unschedulable or pod.nominated or is_held_back or is_asked):
+            if not (pod.unschedulable or pod.nominated_node or is_held_back or is_asked):
                 yield pod
 
     def node_changed(self, name: str, node: NodeView | None) -> None:
@@ -124,6 +129,7 @@ class QueuedPods:
             elif pod.rules is None or pod.rules in self._allowed:
                 waiting.append(WaitingPod(request, pod.key, self._nodes_of(pod, nodes)))
         found = context.keeping(waiting, goes_on=True)
+        self.nominated.look_again()
         self._in_vain.update(
             (each.request.pod_uid, None) for each in waiting if each.request.pod_uid in found.in_vain
         )

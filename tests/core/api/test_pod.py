@@ -196,13 +196,52 @@ def test_a_reduced_object_reads_as_the_whole_one():
     resized = full_pod(**infeasible)
     assert PodView.from_object(resized).cpu_milli == 123 + 500 + 100, "what is allocated, the sidecar and overhead"
     nominated = full_pod(nominatedNodeName="n1")
-    for obj in (full_pod(), full_pod(**rejected), nominated, resized, {"metadata": {"name": "p", "uid": "u"}}):
+    dated = full_pod(nominatedNodeName="n1")
+    dated["metadata"]["managedFields"] = fields_of(("2026-11-21T00:00:07Z", "f:nominatedNodeName"))
+    for obj in (
+        full_pod(),
+        full_pod(**rejected),
+        nominated,
+        dated,
+        resized,
+        {"metadata": {"name": "p", "uid": "u"}},
+    ):
         assert PodView.from_object(reduced_object(obj)) == PodView.from_object(obj)
     assert "secret" not in str(reduced_object(full_pod()))
     pod = PodView.from_object(full_pod())
     assert (pod.short_of_shares, pod.unschedulable, pod.gated, pod.leaving) == (True, True, True, True)
-    assert (pod.nominated, PodView.from_object(nominated).nominated) == (False, True)
+    assert (pod.nominated_node, PodView.from_object(nominated).nominated_node) == ("", "n1")
     assert PodView.from_object(full_pod(**rejected)).unserved
+
+
+def fields_of(*written: tuple[str, str]) -> list[dict[str, Any]]:
+    """What the API server notes of who wrote which field of a pod's status when."""
+    return [
+        {"manager": f"m{number}", "time": at, "fieldsV1": {"f:status": {"f:conditions": {}, name: {}}}}
+        for number, (at, name) in enumerate(written)
+    ]
+
+
+def test_when_a_pod_was_nominated_is_what_the_api_server_noted():
+    pod = full_pod(nominatedNodeName="n1")
+    pod["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "time": "2026-11-21T00:00:09Z", "fieldsV1": {"f:spec": {}}},
+        *fields_of(("2026-11-21T00:00:07Z", "f:nominatedNodeName"), ("2026-11-21T00:00:08Z", "f:phase")),
+    ]
+    view = PodView.from_object(pod)
+    assert (view.nominated_node, view.nominated_at) == ("n1", "2026-11-21T00:00:07Z")
+    del pod["status"]["nominatedNodeName"]
+    view = PodView.from_object(pod)
+    assert (view.nominated_node, view.nominated_at, view.is_nominated) == ("", "", False)
+
+
+def test_who_is_held_back_or_bound_is_not_nominated():
+    pod = {"metadata": {"name": "p", "uid": "u"}, "status": {"nominatedNodeName": "n1"}}
+    assert PodView.from_object(pod).is_nominated
+    for spec in ({"schedulingGates": [{"name": "wait"}]}, {"nodeName": "n1"}):
+        assert not PodView.from_object({**pod, "spec": spec}).is_nominated
+    going = {**pod["metadata"], "deletionTimestamp": "2026-11-21T01:00:00Z"}
+    assert not PodView.from_object({**pod, "metadata": going}).is_nominated
 
 
 def test_a_pod_that_the_front_refused_for_want_of_an_agent_was_not_served():

@@ -8,7 +8,15 @@ from typing import Any, Final, Self
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.node_rules import NodeRules
-from gpushare.core.api.pod_parts import TERMINAL_PHASES, UNSCHEDULABLE, gates_of, not_scheduled
+from gpushare.core.api.pod_parts import (
+    NOMINATION_FIELDS,
+    TERMINAL_PHASES,
+    UNSCHEDULABLE,
+    deletion_of,
+    gates_of,
+    nomination_of,
+    not_scheduled,
+)
 from gpushare.core.api.pod_resources import as_allocated, requests_of, share_limit_of
 
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
@@ -36,13 +44,16 @@ class PodView:
         decision_problem: a sentence on what is wrong with its decision annotations; empty if nothing is.
         has_preferences: it prefers some nodes over others, by affinity or topology spreading.
         short_of_shares: it waits because kube-scheduler itself counted too few shares on some node.
-        leaving: it is being deleted.
+        deletion_at: when kubelet kills it because it is being deleted, RFC 3339; empty if it is not.
         unserved: kubelet rejected it for good because no device plugin was serving when it arrived.
         accepted_at: when kubelet took it up, by kubelet's clock, RFC 3339; empty before.
         started_at: when the first of its running containers started, by the same clock; empty while none runs.
         gated: a scheduling gate holds it back.
         unschedulable: kube-scheduler found no node for it in its last attempt.
-        nominated: a node is chosen for it, but its volumes have to be prepared, or victims to leave, first.
+        nominated_node: the node that kube-scheduler has chosen for it, where its volumes have to be prepared, or
+            victims to leave, first; empty if none is.
+        nominated_at: when it was chosen, or kube-scheduler last changed the status that it then wrote, RFC 3339;
+            empty if unknown.
         rules: its own rules on nodes; None once it is bound.
     """
 
@@ -65,13 +76,14 @@ class PodView:
     decision_problem: str = ""
     has_preferences: bool = False
     short_of_shares: bool = False
-    leaving: bool = False
+    deletion_at: str = ""
     unserved: bool = False
     accepted_at: str = ""
     started_at: str = ""
     gated: bool = False
     unschedulable: bool = False
-    nominated: bool = False
+    nominated_node: str = ""
+    nominated_at: str = ""
     rules: NodeRules | None = None
 
     @classmethod
@@ -92,6 +104,7 @@ class PodView:
         owners = metadata.get("ownerReferences") or ()
         cpu_milli, memory_mib = requests_of(as_allocated(spec, status))
         unscheduled = not_scheduled(status) or {}
+        nominated_node, nominated_at = nomination_of(obj)
         return cls(
             uid=metadata["uid"],
             namespace=intern(metadata.get("namespace") or "default"),
@@ -119,13 +132,14 @@ class PodView:
             decision_problem=problem,
             has_preferences=_has_preferences(spec),
             short_of_shares=names.SHARE_RESOURCE in (unscheduled.get("message") or ""),
-            leaving="deletionTimestamp" in metadata,
+            deletion_at=deletion_of(metadata)[0],
             unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
             accepted_at=status.get("startTime") or "",
             started_at=_started_at(status),
             gated=bool(gates_of(spec)),
             unschedulable=unscheduled.get("reason") == UNSCHEDULABLE,
-            nominated=bool(status.get("nominatedNodeName")),
+            nominated_node=intern(nominated_node),
+            nominated_at=nominated_at,
             rules=None if spec.get("nodeName") else NodeRules.from_spec(spec),
         )
 
@@ -133,6 +147,11 @@ class PodView:
     def key(self) -> str:
         """Return "namespace/name"."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether it is being deleted."""
+        return bool(self.deletion_at)
 
     @property
     def finished(self) -> bool:
@@ -145,6 +164,12 @@ class PodView:
         return (
             self.node is None and self.unschedulable and not self.gated and not self.leaving and not self.finished
         )
+
+    @property
+    def is_nominated(self) -> bool:
+        """Return whether the pod is not bound but may be to the node that was chosen for it."""
+        is_held_back = self.gated or self.leaving or self.finished
+        return self.node is None and bool(self.nominated_node) and not is_held_back
 
     @property
     def fraction(self) -> str | None:
@@ -180,9 +205,11 @@ def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations = metadata.get("annotations") or {}
     unscheduled, allocated = not_scheduled(status), as_allocated(spec, status)
+    nominated_at = nomination_of(obj)[1]
     return {
         "metadata": {
             **_only(metadata, _METADATA),
+            **({"managedFields": [{"time": nominated_at, "fieldsV1": NOMINATION_FIELDS}]} if nominated_at else {}),
             "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
         },
         "spec": {

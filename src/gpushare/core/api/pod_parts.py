@@ -8,6 +8,8 @@ from gpushare.core.api import names
 TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases in which a pod's containers have ended for good, so that it holds no resources."""
 UNSCHEDULABLE: Final = "Unschedulable"
+NOMINATION_FIELDS: Final[Mapping[str, Any]] = {"f:status": {"f:nominatedNodeName": {}}}
+"""An entry of `managedFields` whose manager nominated the pod."""
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
 _DEFAULT_PROBE_SECONDS: Final = 1.0  # Kubernetes' default
 
@@ -28,6 +30,23 @@ def not_scheduled(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             return one  # type: ignore[no-any-return]
     return None
+
+
+def nomination_of(obj: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the node that a pod is nominated to, and when it was (RFC 3339); both "" if it is not.
+
+    The time is the API server's, of the last change of what the nominating client owns of the pod's status; "" if
+    the object lacks its `managedFields`.
+    """
+    node = str((obj.get("status") or {}).get("nominatedNodeName") or "")
+    if not node:
+        return "", ""
+    times = (
+        str(entry.get("time") or "")
+        for entry in obj["metadata"].get("managedFields") or ()
+        if "f:nominatedNodeName" in ((entry.get("fieldsV1") or {}).get("f:status") or {})
+    )
+    return node, max(times, default="")
 
 
 def gates_of(spec: Mapping[str, Any]) -> tuple[str, ...]:

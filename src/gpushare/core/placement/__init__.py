@@ -22,6 +22,7 @@ from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of, with_joint_profile
+from gpushare.core.placement.nominated import NominatedPod, nominating, places_on
 from gpushare.core.placement.owners import in_order_of_claim, nodes_by_decision
 from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.probation import (
@@ -85,6 +86,7 @@ __all__ = [
     "Newcomer",
     "NodeList",
     "NodeSpec",
+    "NominatedPod",
     "PlaceStanding",
     "Placement",
     "PlacementPolicy",
@@ -116,7 +118,9 @@ __all__ = [
     "known_of",
     "lost_place",
     "nodes_by_decision",
+    "nominating",
     "parse_settings",
+    "places_on",
     "request_of",
     "resize",
     "settings",

@@ -38,6 +38,8 @@ class DecisionContext:
         probation: whether unknown workloads get a GPU to themselves for a while.
         reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         kept: GPUs kept for pods that have waited long.
+        nominated: GPUs kept for pods that kube-scheduler has nominated to their nodes; of one node, the highest
+            priority first.
         in_vain: uids of the pods for which a GPU to keep was searched and none was found, of those examined last.
     """
 
@@ -48,6 +50,7 @@ class DecisionContext:
     probation: ProbationSettings = NO_PROBATION
     reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
     kept: tuple[KeptGpus, ...] = ()
+    nominated: tuple[KeptGpus, ...] = ()
     in_vain: frozenset[str] = frozenset()
 
     @classmethod
@@ -83,7 +86,7 @@ class DecisionContext:
             goes_on: leave GPUs that are already kept mostly as they are, which is cheaper.
         """
         before = self.kept if goes_on and self.kept else None
-        kept, in_vain = keep(waiting, self._what_if, self.reserve_after_seconds, before)
+        kept, in_vain = keep(waiting, self._what_if, self.reserve_after_seconds, before, self.nominated)
         return replace(self, kept=kept, in_vain=in_vain)
 
     @property
@@ -96,19 +99,19 @@ class DecisionContext:
         Args:
             probationary: part of the request's policy; it tells which GPUs the request would close for others.
         """
-        if not self.kept:
+        if not self.kept and not self.nominated:
             return {}
 
         def closes(row: int, slot: int) -> bool:
             return probationary is not None and probationary.term(self.state, row, slot) is not None
 
-        return barred_for(request, self.kept, self._what_if, closes)
+        return barred_for(request, (*self.nominated, *self.kept), self._what_if, closes)
 
     def policy_for(self, request: PlacementRequest) -> RequestPolicy:
         """Return the policy for one request.
 
         It is kept off GPUs where a promise could not be kept, that are closed, or where the request would set back
-        a pod that has waited longer.
+        a pod that has waited longer or is nominated to the node.
         """
         careful = cautious(self.policy, self.judge, self.state, request, self.now)
         within = careful or self.policy
@@ -137,7 +140,8 @@ def decide(
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
     # 2. Which promises it would break: GPUs are excluded where a promise could not be kept even with throttling
     #    (judge.py), that another pod has to itself while its workload is profiled (probation.py), or that are kept
-    #    for a pod that has waited longer and would be set back (keeping.py, standing_back.py).
+    #    for a pod that has waited longer or is nominated and would be set back (keeping.py, nominated.py,
+    #    standing_back.py).
     # 3. How nodes rank: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     ranking = policy.ranking

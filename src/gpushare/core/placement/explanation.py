@@ -191,7 +191,10 @@ def explain(
         len(found.nodes),
         better,
         elsewhere,
-        next((each for each in context.kept if each.pod.request.pod_uid == request.pod_uid), None),
+        next(
+            (each for each in (*context.nominated, *context.kept) if each.pod.request.pod_uid == request.pod_uid),
+            None,
+        ),
     )
 
 

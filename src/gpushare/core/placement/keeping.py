@@ -41,6 +41,7 @@ class KeptGpus:
     Attributes:
         leaving: uids of the tenants that must end before the pod fits; empty if it fits now.
         waited_seconds: how long the pod has waited.
+        is_nominated: they are kept because the pod is nominated to the node (nominated.py), not for its age.
     """
 
     pod: WaitingPod
@@ -48,10 +49,14 @@ class KeptGpus:
     gpu_uuids: tuple[str, ...]
     leaving: frozenset[str]
     waited_seconds: float
+    is_nominated: bool = False
 
     def before(self, request: PlacementRequest) -> bool:
-        """Return whether another pod must stand back: a younger one of no higher priority."""
-        return self.pod.request.rank < request.rank and self.pod.request.pod_uid != request.pod_uid
+        """Return whether another pod must stand back: one of no higher priority, and a younger one for age."""
+        own = self.pod.request
+        if own.pod_uid == request.pod_uid:
+            return False
+        return own.priority >= request.priority if self.is_nominated else own.rank < request.rank
 
 
 def is_due(waited_seconds: float, after_seconds: float) -> bool:
@@ -90,6 +95,7 @@ def keep(
     what_if: WhatIf,
     after_seconds: float,
     before: Sequence[KeptGpus] | None = None,
+    nominated: Sequence[KeptGpus] = (),
 ) -> tuple[tuple[KeptGpus, ...], frozenset[str]]:
     """Return the GPUs to keep, one place for each pod: highest priority first, then longest waiting.
 
@@ -99,18 +105,23 @@ def keep(
     Args:
         before: the GPUs kept a second ago. Most places are then only checked again, and a few are searched anew in
             turn, as a search over a large cluster takes a millisecond. None: search all.
+        nominated: the GPUs that are kept for nominated pods: these have a place, and others are given none there.
 
     Returns:
         what is kept, and the uids of the pods for which a GPU was searched in vain.
     """
     if after_seconds <= 0:
         return (), frozenset()
+    placed = {each.pod.request.pod_uid for each in nominated}
     due = [
         pod
         for pod in waiting
-        if pod.request.gpu_count and is_due(what_if.now - pod.request.queued_at, after_seconds)
+        if pod.request.gpu_count
+        and pod.request.pod_uid not in placed
+        and is_due(what_if.now - pod.request.queued_at, after_seconds)
     ]
-    search = _Search(what_if, what_if.state.present & what_if.state.healthy)
+    taken = [at for each in nominated for uuid in each.gpu_uuids if (at := what_if.state.gpu_at(uuid)) is not None]
+    search = _Search(what_if, what_if.state.present & what_if.state.healthy, taken)
     most = MOST_KEPT_RATIO * int(search.free.sum())
     found: list[KeptGpus] = []
     in_vain: set[str] = set()
@@ -143,10 +154,16 @@ def keep(
 
 @dataclass(slots=True)
 class _Search:
-    """Search for places; `free`, (width, rows), marks the GPUs that are healthy and not kept yet."""
+    """Search for places.
+
+    Attributes:
+        free: the GPUs that are healthy and not kept yet, (width, rows).
+        taken: row and slot of GPUs where no new place is searched.
+    """
 
     what_if: WhatIf
     free: BoolArray
+    taken: Sequence[tuple[int, int]]
 
     def place(self, pod: WaitingPod) -> KeptGpus | None:
         """Return the place where a pod will fit first, and mark it as taken."""
@@ -184,12 +201,14 @@ class _Search:
         state, row = self.what_if.state, places[0][0]
         tenants = [each for _, slot in places for each in state.tenants(state.uuids(row)[slot])]
         leaving = list({each.pod_uid: each for each in tenants}.values())
-        return leaving if self.what_if.node_fits(pod, row, leaving) else None
+        return leaving if self.what_if.node_fits(pod, row, [each.pod_uid for each in leaving]) else None
 
     def _possible(self, pod: WaitingPod) -> BoolArray:
         """Return the GPUs that could take the pod if they were empty, (width, rows)."""
         state, shape = self.what_if.state, pod.request.shape
         possible = self.free.copy()
+        for row, slot in self.taken:
+            possible[slot, row] = False
         if shape.models:
             possible &= np.isin(state.model_ids, state.accepted_model_ids(shape.models))
         if shape.memory_mib:

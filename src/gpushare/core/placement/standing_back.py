@@ -1,6 +1,6 @@
-"""A policy that avoids GPUs which are kept for pods that have waited longer (keeping.py)."""
+"""A policy that avoids GPUs which are kept for pods that have waited longer (keeping.py) or are nominated."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ _HOURS_FROM: Final = 7200.0
 
 
 class StandingBack(NarrowedPolicy):
-    """A policy for one request that avoids GPUs where the request would set back a pod that has waited longer."""
+    """A policy for one request that avoids GPUs where the request would set back a pod that they are kept for."""
 
     is_choosy = True
 
@@ -89,43 +89,92 @@ def barred_for(
     what_if: WhatIf,
     closes: Callable[[int, int], bool] = lambda _row, _slot: False,
 ) -> Barred:
-    """Return the GPUs that a request may not take, because it would set back a pod that has waited longer.
+    """Return the GPUs that a request may not take, because it would set back a pod that they are kept for.
 
-    The request may take a GPU if that pod would still fit beside it after the same tenants have left.
+    The request may take a GPU if that pod would still fit beside it after the same tenants have left. Several
+    nominated pods may share a GPU, so each must fit beside those before it too.
 
     Args:
+        kept: those for nominated pods in the order of `DecisionContext.nominated`.
         closes: returns whether the request would have a GPU (row, slot) to itself for a while.
     """
-    found: dict[tuple[int, int], KeptGpus] = {}
     state = what_if.state
     if not request.gpu_count:
-        return found
-    for each in kept:
-        row = state.row(each.node)
-        if row is None or not each.before(request) or state.reservation(each.pod.request.pod_uid) is not None:
-            continue
-        uuids = state.uuids(row)
-        slots = [uuids.index(uuid) for uuid in each.gpu_uuids if uuid in uuids]
-        tenants = {slot: state.tenants(uuids[slot]) for slot in slots}
-        gone = [tenant for on_gpu in tenants.values() for tenant in on_gpu if tenant.pod_uid in each.leaving]
-        if not what_if.node_fits(each.pod, row, gone, request):
-            found.update(((slot, row), each) for slot in range(len(uuids)))
-            continue
-        for slot in slots:
-            if state.share_free_milli[slot, row] < request.share_milli:
-                continue  # it does not fit there anyway, which is the reason to report
-            is_one = each.pod.request.gpu_count == 1
-            fits_beside = is_one and not closes(row, slot)
-            if not (fits_beside and what_if.fits(each.pod, (slot, row), tenants[slot], each.leaving, request)):
-                found[slot, row] = each
+        return {}
+    stands_back = [
+        (row, each)
+        for each in kept
+        if each.before(request)
+        and (row := state.row(each.node)) is not None
+        and state.reservation(each.pod.request.pod_uid) is None
+    ]
+    rows = np.array([row for row, _ in stands_back], np.int64)
+    has_room = np.logical_or.reduce(state.share_free_milli.take(rows, 1) >= request.share_milli, axis=0)
+    found: dict[tuple[int, int], KeptGpus] = {}
+    nominated: dict[int, list[KeptGpus]] = {}
+    for (row, each), may_fit in zip(stands_back, has_room.tolist(), strict=True):
+        earlier = nominated.setdefault(row, []) if each.is_nominated else []
+        if may_fit:  # else it does not fit there anyway, which is the reason to report
+            bars = _barred_by(each, row, request, what_if, earlier=earlier, closes=closes)
+            found.update((at, each) for at in bars)
+        if each.is_nominated:
+            earlier.append(each)
     return found
+
+
+def _barred_by(
+    each: KeptGpus,
+    row: int,
+    request: PlacementRequest,
+    what_if: WhatIf,
+    *,
+    earlier: Sequence[KeptGpus],
+    closes: Callable[[int, int], bool],
+) -> Iterator[tuple[int, int]]:
+    """Yield the GPUs (slot, row) of a node that a request may not take because of one pod that they are kept for.
+
+    Args:
+        earlier: what is kept on the node for nominated pods before this one.
+    """
+    state, pod = what_if.state, each.pod
+    uuids = state.uuids(row)
+    if each.is_nominated:
+        node_fits = _has_counted(state, row, request, [pod.request, *(other.pod.request for other in earlier)])
+    else:
+        node_fits = what_if.node_fits(pod, row, each.leaving, (request,))
+    if not node_fits:
+        yield from ((slot, row) for slot in range(len(uuids)))
+        return
+    leaving = each.leaving.union(*(other.leaving for other in earlier)) if earlier else each.leaving
+    for slot in (uuids.index(uuid) for uuid in each.gpu_uuids if uuid in uuids):
+        if state.share_free_milli[slot, row] < request.share_milli:
+            continue
+        arriving = [request, *(other.pod.request for other in earlier if uuids[slot] in other.gpu_uuids)]
+        may_fit = pod.request.gpu_count == 1 and not closes(row, slot)
+        tenants, counts_node = state.tenants(uuids[slot]), not each.is_nominated
+        if not may_fit or not what_if.fits(pod, (slot, row), tenants, leaving, arriving, counts_node=counts_node):
+            yield slot, row
+
+
+def _has_counted(
+    state: ClusterState, row: int, request: PlacementRequest, nominated: Iterable[PlacementRequest]
+) -> bool:
+    """Return whether a node has the CPU and memory for a request and nominated pods, as kube-scheduler counts.
+
+    Pods that are being deleted count until they are gone. What the request does not ask for is not looked at.
+    """
+    cpu_milli, memory_mib = request.cpu_milli, request.node_memory_mib
+    for each in nominated:
+        cpu_milli += each.cpu_milli
+        memory_mib += each.node_memory_mib
+    has_cpu = not request.cpu_milli or cpu_milli <= int(state.cpu_free_milli[row])
+    return has_cpu and (not request.node_memory_mib or memory_mib <= int(state.node_memory_free_mib[row]))
 
 
 def _rejection_of(kept: KeptGpus) -> Rejection:
     gpus = f"GPU {kept.gpu_uuids[0]} is" if len(kept.gpu_uuids) == 1 else f"{len(kept.gpu_uuids)} GPUs are"
-    return Rejection(
-        Reason.KEPT, f"{gpus} kept for {kept.pod.name}, which has waited {_long(kept.waited_seconds)}"
-    )
+    why = "is nominated to this node" if kept.is_nominated else f"has waited {_long(kept.waited_seconds)}"
+    return Rejection(Reason.KEPT, f"{gpus} kept for {kept.pod.name}, which {why}")
 
 
 def _long(seconds: float) -> str:

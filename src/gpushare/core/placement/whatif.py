@@ -40,21 +40,23 @@ class WhatIf:
         at: tuple[int, int],
         tenants: Sequence[Tenant],
         gone: Collection[str],
-        plus: PlacementRequest | None = None,
+        plus: Sequence[PlacementRequest] = (),
+        *,
+        counts_node: bool = True,
     ) -> bool:
-        """Return whether a pod fits one GPU after some of its tenants have left and, optionally, one has arrived.
+        """Return whether a pod fits one GPU after some of its tenants have left and others have arrived.
 
         Args:
             at: slot and row of the GPU.
             tenants: its present tenants.
             gone: uids of tenants that leave.
-            plus: request of a tenant that arrives.
+            plus: requests of tenants that arrive.
+            counts_node: whether the node's CPU and memory must suffice too.
         """
         (_, row), shape, state = at, pod.request.shape, self.state
-        leaving = [each for each in tenants if each.pod_uid in gone]
         staying = [each for each in tenants if each.pod_uid not in gone]
-        if plus is not None:
-            staying.append(plus.as_tenant(self._memory_mib(plus, at)))
+        clients = sum(map(self._clients, staying)) + sum(each.clients for each in plus)
+        staying += [each.as_tenant(self._memory_mib(each, at)) for each in plus]
         if sum(each.share_milli for each in staying) + shape.share_milli > GPU_MILLI:
             return False
         usable = int(state.memory_usable_mib[at])
@@ -62,28 +64,30 @@ class WhatIf:
             return False
         if staying and FaultDomain.ISOLATED in {shape.fault_domain, *(each.fault_domain for each in staying)}:
             return False
-        if sum(map(self._clients, staying)) + shape.clients > names.MAX_CLIENTS_PER_GPU:
+        if clients + shape.clients > names.MAX_CLIENTS_PER_GPU:
             return False
-        if not self.node_fits(pod, row, leaving, plus):
-            return False
+        if counts_node:
+            leaving = [each.pod_uid for each in tenants if each.pod_uid in gone]
+            if not self.node_fits(pod, row, leaving, plus):
+                return False
         gpu_model = state.model_names[int(state.model_ids[at])]
         if not pod.joins([each.pod_uid for each in staying]):
             return False
         return self.judge.takes(pod.request, gpu_model, staying, self.now)
 
     def node_fits(
-        self, pod: WaitingPod, row: int, leaving: Iterable[Tenant], plus: PlacementRequest | None = None
+        self, pod: WaitingPod, row: int, leaving: Iterable[str], plus: Iterable[PlacementRequest] = ()
     ) -> bool:
-        """Return whether a node's CPU and memory suffice after tenants leave and optionally another arrives."""
+        """Return whether a node's CPU and memory suffice after tenants (uids) leave and others arrive."""
         cpu_milli, memory_mib = int(self.state.cpu_free_milli[row]), int(self.state.node_memory_free_mib[row])
-        for uid in {each.pod_uid for each in leaving}:
+        for uid in leaving:
             reservation = self.state.reservation(uid)
-            if reservation is not None:
+            if reservation is not None and reservation.row == row:
                 cpu_milli += reservation.request.cpu_milli
                 memory_mib += reservation.request.node_memory_mib
-        if plus is not None:
-            cpu_milli -= plus.cpu_milli
-            memory_mib -= plus.node_memory_mib
+        for each in plus:
+            cpu_milli -= each.cpu_milli
+            memory_mib -= each.node_memory_mib
         return cpu_milli >= pod.request.cpu_milli and memory_mib >= pod.request.node_memory_mib
 
     def _memory_mib(self, request: PlacementRequest, at: tuple[int, int]) -> int:
