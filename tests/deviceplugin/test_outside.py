@@ -8,16 +8,13 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 from aiohttp.test_utils import TestServer
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, NodeApi, make_pod, raw_pod
 
-from gpushare.core.api import TenantTrouble, TroubleKind
-from gpushare.core.gpu import AGAIN_SECONDS, Counters, DevicesError, GpuInfo, GpuProcess, OutsideProcess
+from gpushare.core.gpu import AGAIN_SECONDS, Counters, DevicesError, GpuProcess, OutsideProcess
 from gpushare.kube import connect
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
@@ -26,7 +23,6 @@ from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin import outside
 from gpushare_deviceplugin.apiserver import AgentApi
-from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.gates import Gates, Notice
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.node_signatures import Signatures
@@ -36,7 +32,6 @@ from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.shares import NodeShares
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure
 
 SERVER, GATE, CLIENT, STRAY = 10, 11, 12, 13
 UIDS = {
@@ -577,37 +572,3 @@ async def _check_event(cluster: AgentApi, fake: NodeApi) -> None:
         "uid": UIDS["batch"],
     }
     assert (event["type"], event["metadata"]["namespace"]) == ("Warning", "lab")
-
-
-@pytest.mark.parametrize(
-    ("kind", "clients", "told"),
-    [
-        (TroubleKind.OUTSIDE_MPS, 0, None),
-        (TroubleKind.OUTSIDE_MPS, 1, 1),
-        (TroubleKind.GPU_FAULT, 0, 0),
-        (None, 0, 0),
-    ],
-)
-def test_no_clients_are_told_of_a_pod_that_has_processes_outside_alone(
-    kind: TroubleKind | None, clients: int, told: int | None
-) -> None:
-    """To the dashboards and the report a pod with 0 clients does nothing."""
-    state = NodeState(Clock())
-    state.set_gpus((GpuInfo(GPU_A, 0, "NVIDIA H200", 143771, 132),))
-    state.put_pod(make_pod("web", phase="Running"))
-    state.set_allocations({"uid-web": {GPU_A: 100}})
-    loop: Any = SimpleNamespace(counts={}, is_broken=lambda *_: None)
-    figures = node_figures(
-        "n",
-        state,
-        {},
-        {GPU_A: GpuMeasure(None, {"uid-web": TenantMeasure(clients=clients)})},
-        {},
-        ended={},
-        loop=loop,
-        keeping=lambda *_: Keeping(trouble=TenantTrouble(kind, "") if kind is not None else None),
-        readings={},
-        slo_failures={},
-        is_registered=True,
-    )
-    assert [tenant.clients for tenant in figures.tenants] == [told]
