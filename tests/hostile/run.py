@@ -1,8 +1,10 @@
 """Run the test of every threat of docs/security.md and print the table of results.
 
     python tests/hostile/run.py [--write docs/measurements/hostile.md]
+    GPUSHARE_REPORTS=DIR make test; python tests/hostile/run.py --reports DIR --write docs/measurements/hostile.md
 
-Tests that need a cluster skip without one (KUBECONFIG, or hack/cluster up), and the table says so.
+Tests that need a cluster skip without one (KUBECONFIG, or hack/cluster up), and the table says so. With --reports
+the results are those of a whole run of the suite, on the commit that is checked out.
 """
 
 import argparse
@@ -25,12 +27,16 @@ def main() -> int:
     """Return how many threats are not known to be held; a test that did not run shows nothing."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--write", type=Path, help="replace the table in this page")
+    parser.add_argument("--reports", type=Path, metavar="DIR", help="run nothing: read the JUnit reports in DIR")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory) / "junit.xml"
-        ids = [threat.node_id for threat in threats()]
-        subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *ids], cwd=ROOT, check=False)
-        cases = list(ET.parse(report).getroot().iter("testcase"))
+        if options.reports is None:
+            report = Path(directory) / "junit.xml"
+            ids = [threat.node_id for threat in threats()]
+            subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *ids], cwd=ROOT, check=False
+            )
+        cases = cases_of(options.reports or Path(directory))
     rows = [(threat, *result(threat, cases)) for threat in threats()]
     text = table(rows)
     print(text)
@@ -39,6 +45,18 @@ def main() -> int:
         before, _, rest = page.partition(BEGIN)
         options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
     return sum(outcome != "held" for _, outcome, _, _ in rows)
+
+
+def cases_of(directory: Path) -> list[ET.Element]:
+    """Return the test cases of all JUnit reports in a directory.
+
+    Raises:
+        SystemExit: it has none.
+    """
+    reports = sorted(directory.glob("*.xml"))
+    if not reports:
+        raise SystemExit(f"no JUnit reports (*.xml) in {directory}")
+    return [case for report in reports for case in ET.parse(report).getroot().iter("testcase")]
 
 
 def result(threat: Threat, cases: list[ET.Element]) -> tuple[str, int, float]:
