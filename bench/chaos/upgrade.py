@@ -18,7 +18,7 @@ from devcluster.settings import REPOSITORY, patience
 from bench.chaos.churn import LOOK_EVERY_SECONDS, Churn
 
 # The last one that was landed; tests/e2e/test_upgrade.py comes from an older one.
-FORMER: Final = "f0670b91153f6218c6da561cbbb5292e56d5b28a"
+FORMER: Final = "ea6d6e4c61552f5d0c7f7413aaacb28670a0be2e"
 SETTLED_SECONDS: Final = 60.0
 HELM_SECONDS: Final = 240.0
 
