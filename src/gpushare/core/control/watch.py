@@ -40,12 +40,16 @@ from gpushare.core.control.watch_state import GpuWatch, LeavingCause, TenantWatc
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
+    WatchedTenant,
     WatchNote,
     WatchReason,
     WatchSettings,
     WatchWindow,
 )
 
+# The most by which a newcomer's work precedes the window that shows it: the gate writes its clients each second,
+# and the agent reads them in the next round.
+_UNSEEN_SECONDS: Final = 2.0
 _LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
 
 
@@ -201,35 +205,51 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
     """Update the estimate of every tenant whose progress the window shows.
 
     The window in which a newcomer that slept, as while it loads its model, begins to work shows a part of its
-    progress only. Its own estimate begins with the next one.
+    progress only. Its own estimate begins with the next one. The windows just before may show the others beside it
+    already, as if they were alone, so what those said of the others is taken back (docs/adr/0251).
     """
+    starting = {each.uid for each in window.tenants if _is_starting(state, each)}
     ran = {each.uid: state.tenants[each.uid].duty if works(state, each) else 0.0 for each in window.tenants}
     light = frozenset(each.uid for each in window.tenants if each.is_light)
     tenants = dict(state.tenants)
     for each in window.tenants:
         record = tenants[each.uid]
         is_at_work = works(state, each)
-        is_starting = is_at_work and record.slept and not record.begun
         record = replace(
             record,
             asleep_seconds=0.0 if is_at_work else record.asleep_seconds + elapsed,
             slept=record.slept or not is_at_work,
             begun=record.begun or is_at_work,
         )
-        if not is_known(state, each) or is_starting or each.progress is None or each.error is None:
+        if not is_known(state, each) or each.uid in starting or each.progress is None or each.error is None:
             unknown = record.unknown_seconds + elapsed if is_at_work else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
-        response = (record.response or Response.unseen(each.alone)).beside(beside, light)
+        unseen_from = window.ends_at - window.seconds - _UNSEEN_SECONDS
+        before = _response_at(record, unseen_from) if starting - {each.uid} else record.response
+        response = (before or Response.unseen(each.alone)).beside(beside, light)
         others = presence({**ran, each.uid: record.duty}, each.uid)
         error = each.error / record.duty
         running = min(each.progress / record.duty, 1.0 + 2 * error)  # no tenant runs faster than alone
         response = response.after(others, running, error)
         if response.is_impossible:
             response = Response.unseen(each.alone).beside(beside, light).after(others, running, error)
-        tenants[each.uid] = replace(record, response=response, unknown_seconds=0.0)
+        lately = (*(kept for kept in record.lately if kept[0] > unseen_from), (window.ends_at, before))
+        tenants[each.uid] = replace(record, response=response, lately=lately, unknown_seconds=0.0)
     return replace(state, tenants=tenants)
+
+
+def _is_starting(state: GpuWatch, tenant: WatchedTenant) -> bool:
+    """Return whether a tenant that has slept since it came works now."""
+    record = state.tenants[tenant.uid]
+    return works(state, tenant) and record.slept and not record.begun
+
+
+def _response_at(record: TenantWatch, moment: float) -> Response | None:
+    """Return the estimate by the windows that had ended at a moment, as far back as is kept."""
+    later = (before for ends_at, before in record.lately if ends_at > moment)
+    return next(later, record.response)
 
 
 def _judged(

@@ -26,6 +26,7 @@ class TenantWatch:
         slept: whether a window has shown it asleep; begun: whether one has shown it at work.
         response: how its progress depends on its neighbours' duties; None before the first window
             that shows it.
+        lately: for each of the last windows that showed it, when it ended, and `response` before it.
         slo: the state of its own latency target.
     """
 
@@ -41,6 +42,7 @@ class TenantWatch:
     slept: bool = False
     begun: bool = False
     response: Response | None = None
+    lately: tuple[tuple[float, Response | None], ...] = ()
     slo: SloRelief = field(default_factory=SloRelief)
 
 
