@@ -11,7 +11,7 @@ NOT_ON_THE_CLUSTER = {
     "repeatedly and gets a GPU of its own": "two retractions take longer than a test",
     "with enough share has": "a share is charged for its part of it, so shares run out first (docs/adr/0116)",
     "MPS clients free": "a share is charged for its part of the clients, so shares run out first (docs/adr/0184)",
-    "which is nominated to this node": "before, kube-scheduler's sums refuse; then it is for the moment until its try",
+    "which is nominated to this node": "for the moment between its victims and its next try alone",
     "kubelet has not allocated": "a race within kubelet",
     "the node has no GPUs": "only while kubelet has shares of a node without a GpuNode",
     "the agent ended with status": "a line of the front's log",
