@@ -15,7 +15,7 @@ STAYS = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
 @pytest.fixture
 def priority(cluster: Cluster) -> Iterator[str]:
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": PRIORITY}}
-    assert cluster.apply({**body, "value": 1000}).code == 0
+    assert cluster.apply({**body, "value": 1000}, namespace="default").code == 0
     yield PRIORITY
     cluster.try_kubectl("delete", "priorityclass", PRIORITY)
 
