@@ -29,7 +29,7 @@ async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.queueing.idle_timeout = 1.0  # a task for each of 20,000 objects need not live on for 5 s
     settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would be harmless too
     settings.watching.initial_streaming = False  # start with a list, which `session` shows us
-    settings.watching.chunk_size = PAGE_LIMIT  # 20,000 objects in one answer would stop the event loop
+    settings.watching.chunk_size = PAGE_LIMIT  # so that no answer holds up the event loop
     settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for each event and probe
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,12 +1,12 @@
 """What a list of Kopf's lacks of what was known before it is gone; what came in the meantime is not."""
 
-from functools import partial
 from typing import Any
 
 from gpushare.core.admission import ShareKey
 from gpushare.kube import GPUSHARES
 from gpushare_operator.intake import Intake
-from gpushare_operator.listings import KopfListings, WatchedResource
+from gpushare_operator.listings import KopfListings
+from gpushare_operator.running import watched_resources
 from gpushare_operator.world import ClusterView
 
 Json = dict[str, Any]
@@ -26,14 +26,7 @@ def page(version: int, *items: Json, more: bool = False) -> Json:
 def made(namespace: str | None = None) -> tuple[KopfListings, Intake, ClusterView]:
     world = ClusterView(lambda _: None)
     intake = Intake(world)
-    watched = WatchedResource(
-        GPUSHARES,
-        intake.share,
-        intake.share_uids,
-        intake.forget_shares,
-        partial(intake.newest, GPUSHARES.kind),
-        partial(intake.start_over, GPUSHARES.kind),
-    )
+    (watched,) = (each for each in watched_resources(intake) if each.resource is GPUSHARES)
     return KopfListings(watched, namespace), intake, world
 
 
