@@ -5,9 +5,10 @@ What attacks is the program that tests/e2e runs in pods (tests/support/hostilecl
 
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gate_bench import Bench, Tenant
 from gate_checks import START, must
@@ -18,6 +19,8 @@ from gpushare.mps.status import GateState, HoldReason
 ATTACK = [sys.executable, str(Path(__file__).parents[1] / "support" / "hostileclient.py")]
 MOST_OF_ONE_POD = 16  # MPS clients, as the chart has it
 LATER_BAR_SECONDS = 1.0  # that a neighbour's start may take longer beside a flood
+LOOK_SECONDS = 0.05
+OLDEST_SECONDS = 3.0  # a status is written each second; the agent calls one of 5 s dead
 WASTED_BAR_SECONDS = 4.0  # a pod may waste 3 s while others wait (gpushare.mps.turns), and the start itself
 WAITED_BAR_SECONDS = 12.0  # for a turn, beside one that never speaks: a turn's time-out of 8 s and what follows
 
@@ -51,12 +54,43 @@ def flooded(b: Bench) -> dict[str, Any]:
     b.until(
         lambda: any(h.reason is HoldReason.RATE for h in b.status().waiting_connections), START, "the flood held"
     )
-    beside = [_start(b, 630 + number) for number in range(6)]
-    must(b.state() is GateState.ACTIVE, f"the gate is {b.state()}")
+    with Watched(b) as watched:
+        beside = [_start(b, 630 + number) for number in range(6)]
+    must(watched.states == {GateState.ACTIVE}, f"the gate was {watched.states} in {watched.looks} looks")
+    must(watched.oldest_seconds <= OLDEST_SECONDS, f"no status for {watched.oldest_seconds:.1f} s")
     must(b.status().daemon_restarts == 0, "the daemon was restarted")
     later = statistics.median(beside) - statistics.median(usual)
     must(later <= LATER_BAR_SECONDS, f"neighbours start in {beside} s, usually in {usual} s")
-    return {"usual_start_s": usual, "beside_start_s": beside}
+    return {
+        "usual_start_s": usual,
+        "beside_start_s": beside,
+        "looks": watched.looks,
+        "oldest_status_s": round(watched.oldest_seconds, 2),
+    }
+
+
+class Watched:
+    """While entered, the gate's states as its status tells them, and the age of the oldest status seen."""
+
+    def __init__(self, b: Bench) -> None:
+        self.states: set[GateState | None] = set()
+        self.looks, self.oldest_seconds = 0, 0.0
+        self._bench, self._end = b, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(LOOK_SECONDS):
+            self.states.add(self._bench.state())
+            self.oldest_seconds = max(self.oldest_seconds, time.time() - self._bench.status().written_at)
+            self.looks += 1
 
 
 def wasted(b: Bench) -> dict[str, Any]:
