@@ -8,10 +8,10 @@ begins at that list and reports all later deletions.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpushare.kube import Json, Resource
+from gpushare.kube import NAMESPACES, Json, Resource
 
 _log = logging.getLogger(__name__)
 
@@ -52,15 +52,15 @@ class KopfListings:
 
     Attributes:
         path: of the list in the API.
-        done: set once the first list was recorded.
+        done: set once the first list was recorded, or there is none as the namespace does not exist.
         missed: deletions that no watch reported.
     """
 
     def __init__(self, watched: WatchedResource, namespace: str | None) -> None:
         self.watched = watched
+        self.namespace = namespace
         self.done = asyncio.Event()
         self.missed = 0
-        self._namespace = namespace
         self.path = watched.resource.path(namespace=namespace)
         self._open: _OpenList | None = None
 
@@ -71,7 +71,7 @@ class KopfListings:
             path: of the request, possibly behind a prefix of the API server's address.
         """
         if path.endswith(self.path):
-            self._open = _OpenList(self.watched.known(self._namespace), self.watched.newest(), set())
+            self._open = _OpenList(self.watched.known(self.namespace), self.watched.newest(), set())
 
     def page(self, path: str, body: Json) -> None:
         """Record every object of a page; after the last one forget known objects that no page had."""
@@ -97,3 +97,34 @@ class KopfListings:
             _log.info("%d objects at %s were deleted while no watch was open", missed, self.path)
         self.missed += missed
         self.done.set()
+
+
+class KopfNamespaces:
+    """Kopf's list of namespaces: in those that it lacks, or that are being deleted, Kopf lists nothing.
+
+    Args:
+        listings: the lists that Kopf takes where they exist.
+    """
+
+    def __init__(self, listings: Iterable[KopfListings]) -> None:
+        self._awaited = [each for each in listings if each.namespace is not None]
+        self._path = NAMESPACES.path()
+        self._present: set[str] = set()
+
+    def begins(self, path: str) -> None:
+        """Begin anew as Kopf asks for the first page, if it is of this list."""
+        if path.endswith(self._path):
+            self._present = set()
+
+    def page(self, path: str, body: Json) -> None:
+        """Read a page; after the last one, let nobody wait for lists of namespaces that do not exist."""
+        if not path.endswith(self._path):
+            return
+        metadata = [each["metadata"] for each in body.get("items") or ()]
+        self._present |= {each["name"] for each in metadata if not each.get("deletionTimestamp")}
+        if (body.get("metadata") or {}).get("continue"):
+            return
+        for each in self._awaited:
+            if each.namespace not in self._present and not each.done.is_set():
+                _log.warning("namespace %s does not exist: nothing is listed at %s", each.namespace, each.path)
+                each.done.set()

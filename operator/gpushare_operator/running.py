@@ -20,7 +20,7 @@ from gpushare.runtime.options import Variables
 from gpushare.runtime.tasks import watch_lag, without_end
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
-from gpushare_operator.listings import KopfListings, WatchedResource
+from gpushare_operator.listings import KopfListings, KopfNamespaces, WatchedResource
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import CONTROLLER, ShareReconciler
 from gpushare_operator.reports import NodeReport
@@ -103,6 +103,7 @@ class Operator:
         self._stack = AsyncExitStack()
         self._metrics = OperatorMetrics()
         self._listings: list[KopfListings] = []
+        self._namespaces = KopfNamespaces(())
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
         self._reconciler: ShareReconciler | None = None
@@ -144,6 +145,7 @@ class Operator:
                 for watched in watched_resources(self.intake)
                 for namespace in self._environment.namespaces or (None,)
             ]
+            self._namespaces = KopfNamespaces(self._listings)
             self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
             await stack.enter_async_context(self._nodes)
             self._tasks = [asyncio.create_task(self._work(), name="reconciler")]
@@ -162,11 +164,13 @@ class Operator:
 
     def begins(self, path: str) -> None:
         """Note what is known, as Kopf asks for the list at `path`."""
+        self._namespaces.begins(path)
         for each in self._listings:
             each.begins(path)
 
     def page(self, path: str, body: Json) -> None:
         """Record a page of Kopf's list at `path`, and what the whole list lacks."""
+        self._namespaces.page(path, body)
         for each in self._listings:
             each.page(path, body)
 

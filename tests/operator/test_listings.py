@@ -5,7 +5,7 @@ from typing import Any
 from gpushare.core.admission import ShareKey
 from gpushare.kube import GPUSHARES
 from gpushare_operator.intake import Intake
-from gpushare_operator.listings import KopfListings
+from gpushare_operator.listings import KopfListings, KopfNamespaces
 from gpushare_operator.running import watched_resources
 from gpushare_operator.world import ClusterView
 
@@ -126,3 +126,16 @@ def test_an_object_of_another_namespace_is_none_that_this_list_lacks() -> None:
     listings.begins(path)
     listings.page(path, page(10))
     assert names(world) == {"a"}
+
+
+def test_nobody_waits_for_lists_of_namespaces_that_do_not_exist() -> None:
+    found = {name: made(namespace=name)[0] for name in ("shop", "bank", "leaving", None)}
+    namespaces = KopfNamespaces(found.values())
+    path = "/api/v1/namespaces"
+    leaving = {"metadata": {"name": "leaving", "deletionTimestamp": "2026-11-29T06:00:00Z"}}
+    namespaces.begins(path)
+    namespaces.page("/api/v1/namespaces/shop/pods", page(9))
+    namespaces.page(path, page(10, {"metadata": {"name": "other"}}, more=True))
+    assert not any(each.done.is_set() for each in found.values()), "there are more pages"
+    namespaces.page(path, page(10, {"metadata": {"name": "shop"}}, leaving))
+    assert {name for name, each in found.items() if each.done.is_set()} == {"bank", "leaving"}

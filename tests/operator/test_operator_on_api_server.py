@@ -177,6 +177,22 @@ async def test_it_can_be_kept_to_some_namespaces(
     assert (await real_api.list(GPUSHARES, lambda obj: obj, namespace=other)).items == []
 
 
+async def test_a_namespace_that_does_not_exist_yet_keeps_nobody_else_waiting(
+    real_api: Api, namespace: str, shares: Shares, running: Running
+) -> None:
+    """Kopf lists nothing of a namespace that it does not find; a release outlives the team whose name it has."""
+    running.stop()
+    later = f"{namespace}-later"
+    running.start(namespace, later)
+    await pod(real_api, namespace, "here")
+    await shares.until(lambda: (s := shares.named("pod-here")) is not None and bool(s.status.conditions))
+    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": later}})
+    await pod(real_api, later, "there")
+    of_later = Shares(real_api, later)
+    async with of_later.reflector:
+        await of_later.until(lambda: of_later.named("pod-there") is not None)
+
+
 async def test_a_name_that_is_taken_and_bad_objects_stop_nobody(
     real_api: Api, namespace: str, shares: Shares, running: Running
 ) -> None:
