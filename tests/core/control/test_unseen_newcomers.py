@@ -1,5 +1,7 @@
 """A newcomer slows its neighbours before anything tells of it: such windows show nobody alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpushare.core.api import JobClass
@@ -75,3 +77,29 @@ def test_a_neighbour_that_wakes_again_takes_nothing_back() -> None:
     assert before is not None
     assert after is not None
     assert after.windows == before.windows + 1
+
+
+def beside_two(at: float, victim: float, first: float | None, second: float | None) -> WatchWindow:
+    """A window with two newcomers; one has no process yet as far as is known where its progress is None."""
+    alone = window(at, victim, first)
+    newcomer = alone.tenants[1]
+    late = replace(newcomer, uid="late", order=3.0, progress=second, error=None if second is None else 0.06)
+    return replace(alone, tenants=(*alone.tenants, replace(late, active=second is not None)))
+
+
+def test_a_second_newcomer_brings_nothing_back_that_was_taken_back_for_the_first() -> None:
+    """The windows that the first one was in unseen are still among the last ones as the second begins to work."""
+    alone = [
+        beside_two(1.0, 0.99, None, None),
+        beside_two(1.5, 0.55, None, None),
+        beside_two(2.0, 0.49, None, None),
+    ]
+    state, _ = watched([*alone, beside_two(3.0, 0.15, 0.89, None)])
+    before = state.tenants["victim"].response
+    assert before is not None
+    assert before.level > PROMISE
+    state, actions = watched([beside_two(4.0, 0.10, 0.8, 0.5)], state)
+    after = state.tenants["victim"].response
+    assert after is not None
+    assert after.level > PROMISE, "it was seen to make 0.99 alone, and never less"
+    assert actions.broken == ("victim",)

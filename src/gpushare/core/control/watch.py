@@ -226,8 +226,10 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
-        unseen_from = window.ends_at - window.seconds - _UNSEEN_SECONDS
-        before = _response_at(record, unseen_from) if starting - {each.uid} else record.response
+        before, lately = record.response, _since(record, window.ends_at - window.seconds - _UNSEEN_SECONDS)
+        if lately and starting - {each.uid}:
+            before = lately[0][1]
+            lately = tuple((ends_at, before) for ends_at, _ in lately)
         response = (before or Response.unseen(each.alone)).beside(beside, light)
         others = presence({**ran, each.uid: record.duty}, each.uid)
         error = each.error / record.duty
@@ -235,7 +237,7 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
         response = response.after(others, running, error)
         if response.is_impossible:
             response = Response.unseen(each.alone).beside(beside, light).after(others, running, error)
-        lately = (*(kept for kept in record.lately if kept[0] > unseen_from), (window.ends_at, before))
+        lately = (*lately, (window.ends_at, before))
         tenants[each.uid] = replace(record, response=response, lately=lately, unknown_seconds=0.0)
     return replace(state, tenants=tenants)
 
@@ -246,10 +248,9 @@ def _is_starting(state: GpuWatch, tenant: WatchedTenant) -> bool:
     return works(state, tenant) and record.slept and not record.begun
 
 
-def _response_at(record: TenantWatch, moment: float) -> Response | None:
-    """Return the estimate by the windows that had ended at a moment, as far back as is kept."""
-    later = (before for ends_at, before in record.lately if ends_at > moment)
-    return next(later, record.response)
+def _since(record: TenantWatch, moment: float) -> tuple[tuple[float, Response | None], ...]:
+    """Return when each window ended that ended after a moment, with the estimate before it."""
+    return tuple(each for each in record.lately if each[0] > moment)
 
 
 def _judged(
