@@ -164,6 +164,18 @@ def test_a_bound_pod_and_one_that_was_nominated_too_long_ago_keep_nothing():
     assert places_on("n2", [nominated("p", 50)], (), found) == ()
 
 
+@pytest.mark.parametrize("since", [math.inf, NOW + 86_400.0])
+def test_a_nomination_without_a_time_counts_from_the_pods_own_beginning(since):
+    """Whoever may patch a pod may reset its managedFields, or write a time there that is yet to come."""
+    found = context(("a", "n1-0", 40))
+    young, old = (
+        NominatedPod(WaitingPod(replace(asks("p", 50), queued_at=NOW - waited), "default/p"), "n1", since)
+        for waited in (LONGEST_SECONDS, LONGEST_SECONDS + 1)
+    )
+    assert kept(found, young).nominated != ()
+    assert kept(found, old).nominated == ()
+
+
 def test_a_place_that_was_kept_before_the_pod_was_bound_bars_nobody_after():
     found = kept(context(gpus=1), nominated("p", 50))
     found.state.reserve("p", Placement("n1", ("g0",), 1000), asks("p", 50))

@@ -33,7 +33,7 @@ class NominatedPod:
     """A pod that is not bound but nominated to a node.
 
     Attributes:
-        since: when it was, Unix time; inf if that is not known.
+        since: when it was, Unix time; inf if that is not known: then it counts from the pod's beginning.
     """
 
     pod: WaitingPod
@@ -76,7 +76,7 @@ def places_on(
     try:
         for each in sorted(pods, key=_order):
             request = each.pod.request
-            if context.now - each.since > LONGEST_SECONDS or state.reservation(request.pod_uid) is not None:
+            if _is_too_old(each, context.now) or state.reservation(request.pod_uid) is not None:
                 continue
             of_gpus = replace(request, cpu_milli=0, node_memory_mib=0)
             placement, count = _first_place(of_gpus, row, leaving, context, tried.get(of_gpus.shape, 0))
@@ -93,6 +93,15 @@ def places_on(
     finally:
         state.undo(snapshot)
     return tuple(found)
+
+
+def _is_too_old(nominated: NominatedPod, now: float) -> bool:
+    """Return whether a nomination does not count any more, by the pod's beginning if its time cannot be right.
+
+    Whoever may patch a pod may write what `managedFields` say: nothing, or a time to come.
+    """
+    since = nominated.since if nominated.since <= now + LONGEST_SECONDS else nominated.pod.request.queued_at
+    return now - since > LONGEST_SECONDS
 
 
 def _order(nominated: NominatedPod) -> tuple[int, int, float, str]:
