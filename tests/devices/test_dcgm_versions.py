@@ -196,6 +196,23 @@ def test_fp64_is_hidden_where_the_sum_of_tensor_pipes_may_hold_some_of_it(model:
     assert counters.fp16_util is None
 
 
+@pytest.mark.parametrize("value", [FAILED, "NaN", None])
+def test_a_sum_of_tensor_pipes_that_is_unknown_is_not_zero(value: str | None) -> None:
+    """It may be missing from one page alone, or from the exporter's list: what it would hide is unknown too."""
+    fields = {name: each for name, each in ALL.items() if name != "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"}
+    if value is not None:
+        fields["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"] = value
+    counters = parse_exposition(page(VERSIONS[-1], Gpu(A, fields, model="NVIDIA A100-SXM4-80GB")))[A]
+    assert (counters.fp16_util, counters.fp64_util, counters.fp32_util) == (None, None, 0.25)
+
+
+def test_one_tensor_pipe_that_is_missing_hides_its_own_precision_alone() -> None:
+    fields = {**ALL, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.4, "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE": 0.1}
+    counters = parse_exposition(page(VERSIONS[-1], Gpu(A, fields, model="NVIDIA A100-SXM4-80GB")))[A]
+    assert counters.fp64_util is None, "the rest of the sum may be DFMA's"
+    assert counters.pipes()["fp16"] == pytest.approx(0.12)
+
+
 def test_a_page_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="not a line of metrics"):
         parse_exposition("<html><body>sign in</body></html>")

@@ -113,16 +113,19 @@ def _without_partial_precisions(values: dict[str, float], model: str) -> Counter
     """Drop the precisions that would read too low because their tensor pipe is not exported separately.
 
     Volta's only tensor pipe is HMMA. On other GPUs, if only the sum over tensor pipes is exported, its parts are
-    unknown; then fp16, int8 and, on GPUs with DFMA, fp64 are unknown too, unless the sum is zero.
+    unknown; then fp16 and, on GPUs with DFMA, fp64 are unknown too, unless the sum is zero. So they are if even
+    the sum is missing.
     """
-    tensor = values.get("any_tensor_util", 0.0)
-    if "hmma_tensor_util" in values or tensor <= IDLE_RATIO:
-        return Counters(**values)
-    if "V100" in model:
-        return Counters(**{**values, "hmma_tensor_util": tensor})
-    hidden = {"fp16_util", "imma_tensor_util", "hmma_tensor_util"}
-    if _WITH_DFMA & set(re.findall(r"[a-z0-9]+", model.lower())):
-        hidden |= {"fp64_util", "dfma_tensor_util"}
+    tensor = values.get("any_tensor_util")
+    if tensor is not None and "V100" in model:
+        values = {"hmma_tensor_util": tensor, **values}
+    hidden: set[str] = set()
+    if tensor is None or tensor > IDLE_RATIO:
+        if "hmma_tensor_util" not in values:
+            hidden.add("fp16_util")
+        has_dfma = bool(_WITH_DFMA & set(re.findall(r"[a-z0-9]+", model.lower())))
+        if has_dfma and "dfma_tensor_util" not in values:
+            hidden.add("fp64_util")
     return Counters(**{name: value for name, value in values.items() if name not in hidden})
 
 
