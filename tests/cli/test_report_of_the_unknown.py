@@ -90,6 +90,15 @@ def test_moments_without_figures_are_not_moments_without_pods() -> None:
     assert "1.0 of 8.0" in _answer(_history(one, gpus=gap * 8), "How many GPUs were in use?")
 
 
+def test_a_report_begins_with_the_time_that_its_first_sample_covers() -> None:
+    """GPU-hours against the hours from begin to end are GPUs, and not more of them than there are."""
+    history = replace(_history(_tenancy("a", "G", 0.5)), times=3600.0 * np.arange(1, 5))
+    record = as_record(history)
+    assert (record["begin"], record["end"]) == ("1970-01-01T00:00:00+00:00", "1970-01-01T04:00:00+00:00")
+    assert record["gpus_in_use"] == pytest.approx(4)
+    assert "1970-01-01 00:00 to 1970-01-01 04:00 UTC" in render_usage(history)
+
+
 NOTEBOOK = np.array([0.5, np.nan, np.nan, np.nan])  # it has a process for a quarter of the time
 HAS_ONE = np.array([1.0, 0.0, 0.0, 0.0])
 

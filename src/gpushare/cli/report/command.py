@@ -125,7 +125,7 @@ def as_record(history: UsageHistory) -> dict[str, Any]:
     hours = history.hours
     return {
         "source": history.source,
-        "begin": datetime.fromtimestamp(float(history.times[0]), UTC).isoformat(),
+        "begin": datetime.fromtimestamp(history.begin, UTC).isoformat(),
         "end": datetime.fromtimestamp(float(history.times[-1]), UTC).isoformat(),
         "step_seconds": history.step_seconds,
         "unit": history.unit,

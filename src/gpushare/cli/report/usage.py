@@ -72,7 +72,7 @@ class UsageHistory:
 
     Attributes:
         source: its origin, in words.
-        times: seconds since the epoch, evenly spaced; one moment for a snapshot.
+        times: seconds since the epoch, evenly spaced; each moment covers the step before it; one for a snapshot.
         step_seconds: time between two moments; 0 for a snapshot.
         gpus: number of known GPUs.
         healthy: number of GPUs that took tenants.
@@ -96,6 +96,11 @@ class UsageHistory:
     retractions: float | None = None
     notes: tuple[str, ...] = ()
     is_simulated: bool = False
+
+    @property
+    def begin(self) -> float:
+        """Return when the time that the first moment covers began, in seconds since the epoch."""
+        return float(self.times[0]) - self.step_seconds
 
     @property
     def hours(self) -> float:

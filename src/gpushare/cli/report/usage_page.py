@@ -51,7 +51,7 @@ def _subtitle(history: UsageHistory) -> str:
     if history.is_simulated:
         length = history.step_seconds * len(history.times) / 3600
         return f"{length:.1f} simulated hours; from {history.source}."
-    begin, end = _moment(history.times[0]), _moment(history.times[-1])
+    begin, end = _moment(history.begin), _moment(history.times[-1])
     if not history.step_seconds:
         return f"At {begin} UTC; from {history.source}."
     step = history.step_seconds
