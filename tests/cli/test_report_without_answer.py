@@ -170,6 +170,14 @@ def test_what_another_server_answers(fails: Fails, http: int, body: bytes, statu
     assert (found, words in told) == (status, True), told
 
 
+@pytest.mark.parametrize("text", ["Bearer mine", "mine\nand another one", "mine\x00"])
+def test_a_file_with_more_than_a_token_is_named(fails: Fails, tmp_path: Path, text: str) -> None:
+    """A header has no line ends: the address was said to be none."""
+    (tmp_path / "token").write_text(text)
+    code, words = fails("--prometheus", "http://127.0.0.1:1", "--token-file", tmp_path / "token")
+    assert (code, words) == (2, f"{tmp_path / 'token'} is to hold a bearer token and nothing else, without spaces")
+
+
 def test_a_token_that_may_not_read_it(fails: Fails, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("mine\n")
     with _api(HttpAnswer(b"no", status=HTTPStatus.FORBIDDEN)) as url:

@@ -80,7 +80,7 @@ def report(
                 end - parse_span(since),
                 end,
                 points,
-                read_text(token_file).strip() if token_file is not None else None,
+                _token(token_file) if token_file is not None else None,
             )
         )
         page, figures = render_usage(history), as_record(history)
@@ -111,6 +111,13 @@ def _moment(words: str) -> float:
     except ValueError:
         raise UsageError(f'--until "{words}" is no time; write it as 2026-11-22T18:00') from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _token(path: Path) -> str:
+    found = read_text(path).strip()
+    if not found.isprintable() or " " in found:
+        raise UsageError(f"{path} is to hold a bearer token and nothing else, without spaces")
+    return found
 
 
 def _address(words: str) -> str:
