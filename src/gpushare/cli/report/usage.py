@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 Figures = NDArray[np.float64]
 WorkloadName = tuple[str, str]  # namespace, name
-MOST_GAINING: Final = 10
 # Shares are whole percents, so a recommendation closer than this means no change.
 _SAME_SHARE: Final = 0.005
 
@@ -357,7 +356,7 @@ def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
 
 
 def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
-    """Return the workloads that would gain most by the share that their profile recommends.
+    """Return the workloads that would gain by the share that their profile recommends, the most first.
 
     Freed shares and additional progress count equally, as GPU-hours of work. A workload that would only take more,
     and whose profile does not tell its progress, is left out.
@@ -382,4 +381,4 @@ def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
         gain = freed + (faster or 0.0)
         if gain > 0:
             rows.append(FractionRow(name, share, recommended, row.given, freed, faster, gain))
-    return tuple(sorted(rows, key=lambda row: (-row.gain, row.workload))[:MOST_GAINING])
+    return tuple(sorted(rows, key=lambda row: (-row.gain, row.workload)))

@@ -22,6 +22,7 @@ from gpushare.cli.report.usage import (
 )
 
 _MOST_ROWS: Final = 25  # of a table; the rest is summed up in one line, and --json has all
+_MOST_GAINING: Final = 10  # workloads to begin with
 _HEADROOM: Final = 1.05  # so that the highest line does not touch the frame
 _DAY_SECONDS: Final = 86400.0
 
@@ -286,9 +287,10 @@ def _fractions(history: UsageHistory) -> str:
                     number(row.faster),
                     number(row.gain),
                 ]
-                for row in found
+                for row in found[:_MOST_GAINING]
             ],
         ),
+        _more(len(found), _MOST_GAINING),
     )
 
 
@@ -296,5 +298,5 @@ def _name(workload: WorkloadName) -> str:
     return "/".join(part for part in workload if part)
 
 
-def _more(count: int) -> str:
-    return paragraph(f"{count - _MOST_ROWS} more are in the output of --json.") if count > _MOST_ROWS else ""
+def _more(count: int, shown: int = _MOST_ROWS) -> str:
+    return paragraph(f"{count - shown} more are in the output of --json.") if count > shown else ""
