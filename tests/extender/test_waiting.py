@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 import sys
 
 import pytest
@@ -22,7 +23,7 @@ from gpushare.extender.waiting import (
     STALE_SECONDS,
     WaitingPods,
 )
-from gpushare.kube import GPUNODES, PODS, Change
+from gpushare.kube import GPUNODES, LEASES, PODS, Change
 
 
 def pod(name, priority=0):
@@ -204,6 +205,55 @@ async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monk
         assert body["metadata"]["uid"] == cluster.pod("b")["metadata"]["uid"]
         await running.extender.wake()
         assert len(cluster.patches) == 1
+
+
+def waits(cluster, name, **metadata):
+    """Create a pod that kube-scheduler has tried in vain."""
+    raw = cluster.make_pod(name, "1")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    return cluster.put(PODS, raw | {"status": raw["status"] | {"conditions": [condition]}})
+
+
+@pytest.mark.parametrize("leader", ["", "here", "another", "unknown"])
+async def test_who_was_refused_before_a_restart_is_touched_too(cluster, serve_cluster, monkeypatch, leader):
+    """Before: only kube-scheduler's own timer, up to five minutes later, had it try the pod again."""
+    cluster.add_node("n1", gpus=1)
+    waits(cluster, "first")
+    cluster.make_pod("untried", "1")
+    gated = waits(cluster, "gated")
+    cluster.put(PODS, gated | {"spec": gated["spec"] | {"schedulingGates": [{"name": "queue"}]}})
+    if leader == "unknown":
+        cluster.get_fails = ["away"]
+    elif leader:
+        holder = f"{socket.gethostname() if leader == 'here' else 'extender-b'}_1"
+        spec = {"holderIdentity": holder, "leaseTransitions": 1}
+        cluster.store.put(LEASES, {"metadata": {"namespace": "default", "name": "scheduler"}, "spec": spec})
+    async with serve_cluster(cluster, lease="scheduler" if leader else "") as running:
+        await cluster.settle()
+        now = running.extender._clock()
+        monkeypatch.setattr(running.extender, "_clock", lambda: now + GRACE_SECONDS + 1)
+        await running.extender.wake()
+        assert [name for name, _ in cluster.patches] == ([] if leader == "another" else ["first"])
+
+
+async def test_room_after_a_restart_wakes_who_was_refused_before(cluster, serve_cluster, monkeypatch):
+    cluster.add_node("n1", gpus=1)
+    async with serve_cluster(cluster) as running:
+        cluster.make_pod("tenant", "1")
+        await cluster.settle()
+        assert await running.bind("tenant", "n1") == ""
+    waits(cluster, "first")
+    async with serve_cluster(cluster) as running:
+        await cluster.settle()
+        now = [running.extender._clock() + GRACE_SECONDS + 1]
+        monkeypatch.setattr(running.extender, "_clock", lambda: now[0])
+        await running.extender.wake()
+        assert cluster.patches == []
+        cluster.remove(PODS, "default/tenant")
+        await cluster.settle()
+        now[0] += GRACE_SECONDS + 1
+        await running.extender.wake()
+        assert [name for name, _ in cluster.patches] == ["first"]
 
 
 def test_room_that_appears_again_and_again_does_not_put_a_pod_off_for_ever(waiting):

@@ -62,7 +62,15 @@ class Leadership:
         if not self._name:
             return True
         term = await self._read()
-        return term is not None and term[0].startswith(f"{self._host}_")  # followed by a uid
+        return term is not None and self._is_ours(term[0])
+
+    @property
+    def was_elsewhere(self) -> bool:
+        """Return whether another kube-scheduler led when this was last found out; False if that is not known."""
+        return self._known is not None and bool(self._known[0]) and not self._is_ours(self._known[0])
+
+    def _is_ours(self, holder: str) -> bool:
+        return holder.startswith(f"{self._host}_")  # followed by a uid
 
     async def _read(self) -> LeaderTerm | None:
         if not self._name:

@@ -189,9 +189,21 @@ class Extender:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
         self.ledger.settle_claims()
+        self._recall()
         await self.ledger.learn(self._clock())
         self._listed.set()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
+
+    def _recall(self) -> None:
+        """Count the pods as refused that kube-scheduler found no node for before this process started.
+
+        Only beside the leader: another kube-scheduler tries every pod once it leads, and its extender hears of it.
+        """
+        if self.leadership.was_elsewhere:
+            return
+        for pod in self.ledger.pods.values():
+            if pod.waits_for_room:
+                self.waiting.refused(pod, self._clock())
 
     async def _beat(self) -> None:
         """Record that the event loop is running."""

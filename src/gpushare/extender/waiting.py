@@ -51,7 +51,7 @@ class WaitingPods:
         return len(self._waiting)
 
     def refused(self, pod: PodView, now: float) -> None:
-        """Record that kube-scheduler asked about the pod and that it fitted nowhere."""
+        """Record that kube-scheduler asked about the pod, or had before we started, and that it fitted nowhere."""
         known = self._waiting.get(pod.uid)
         if known is None:
             self._waiting[pod.uid] = _Waiting(pod, now)
