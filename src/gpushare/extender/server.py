@@ -29,7 +29,7 @@ from gpushare.extender.recapping import CapChanger
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
-from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, current_namespace
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, Retryable, current_namespace
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import HttpAnswer, MetricsAndProbes, Route, metrics_route, probe_route
 from gpushare.runtime.tasks import watch_lag
@@ -252,6 +252,8 @@ class Extender:
                 self.metrics.woken.inc()
                 _log.info("room for %s: marked for another try", pod.key)
             except ApiError as error:
+                if isinstance(error, Retryable):
+                    self.waiting.failed(pod.uid, self._clock())
                 _log.warning("pod %s not marked for another try: %s", pod.key, error)
 
 

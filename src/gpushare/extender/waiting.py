@@ -31,6 +31,9 @@ class _Waiting:
     refused_at: float
     touched_at: float = -math.inf
     touches: int = 0
+    before: tuple[float, int] = (-math.inf, 0)
+    """Time and number of touches before the last one."""
+    not_before: float = -math.inf
     seen_in: int = 0
     fitted: bool = False
 
@@ -108,12 +111,19 @@ class WaitingPods:
                 break
             entry.seen_in, entry.fitted = self._pass, fitted
             if fitted:
+                entry.before = entry.touched_at, entry.touches
                 entry.touches = 1 if entry.touched_at < self._room_at else entry.touches + 1
                 entry.touched_at = now
                 found.append(entry)
         if not self._has_more_room and not any(map(self._may_fit, self._waiting.values())):
             self._room_at = None
         return [entry.pod for entry in found]
+
+    def failed(self, pod_uid: str, now: float) -> None:
+        """Record that the last touch of a pod could not be written, so that it is tried again soon."""
+        if (entry := self._waiting.get(pod_uid)) is not None:
+            entry.touched_at, entry.touches = entry.before
+            entry.not_before = now + AGAIN_SECONDS
 
     def _ripe(self, now: float, room_at: float) -> list[_Waiting]:
         """Return the pods that may be checked now."""
@@ -122,6 +132,7 @@ class WaitingPods:
             for entry in self._waiting.values()
             if self._may_fit(entry)
             and now - entry.refused_at >= GRACE_SECONDS
+            and now >= entry.not_before
             and now - entry.touched_at >= _PAUSES.seconds(0 if entry.touched_at < room_at else entry.touches)
         ]
 
