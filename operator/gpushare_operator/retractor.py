@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import Final
 
 from gpushare.core import control
@@ -41,10 +42,19 @@ TOLD_AFTER_SECONDS: Final = 60.0  # after which the GpuShare reports a refused e
 WAITED_SECONDS: Final = 300.0
 """After which the GpuShare reports that an eviction waits: an operator's start, a pod's grace period of 30 s, the
 pause after it and a full minute of evictions take less, one after the other."""
-# An accepted eviction marks the pod as leaving at once; if it still seems to stay after this time, retry.
+# An accepted eviction marks the pod as leaving at once, and the watch is about to report one that is gone. If it
+# still seems to stay after this time, retry.
 _ACCEPTED_SECONDS: Final = 60.0
 _TOO_MANY_REQUESTS: Final = 429
 _WAITS: Final = "WaitsForLong"
+
+
+class _Outcome(Enum):
+    """What came of an eviction; GONE: there was no such pod any more."""
+
+    ACCEPTED = auto()
+    GONE = auto()
+    REFUSED = auto()
 
 
 class Refusals:
@@ -203,9 +213,12 @@ class Retractor:
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
         """Evict a pod in trouble, so that its controller creates another."""
         pod = self._world.pods.get(uid)
-        if pod is None or not await self._evicted(pod, now):
+        outcome = await self._try_to_evict(pod, now) if pod is not None else _Outcome.REFUSED
+        if pod is None or outcome is _Outcome.REFUSED:
             return
         self._replaced[uid] = now
+        if outcome is _Outcome.GONE:
+            return
         share = str(self._world.share_of_pod(uid) or "")
         self._replaced_of_share[share] = control.counted(self._replaced_of_share.get(share), now)
         self._metrics.replacements.labels(ask.kind.value).inc()
@@ -284,27 +297,30 @@ class Retractor:
 
     async def _evict(self, uid: str, now: float) -> None:
         pod = self._world.pods.get(uid)
-        if pod is None or not await self._evicted(pod, now):
+        outcome = await self._try_to_evict(pod, now) if pod is not None else _Outcome.REFUSED
+        if pod is None or outcome is _Outcome.REFUSED:
             return
         self._accepted[uid] = now
+        if outcome is _Outcome.GONE:
+            return
         why = self._reasons.get(uid, "")
         _log.info("evicted pod %s for a neighbour's promise: %s", pod.key, why)
         note = f"evicted so that its neighbours keep their promises: {why}"
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Retracted", note)
 
-    async def _evicted(self, pod: PodView, now: float) -> bool:
-        """Ask the API server to evict a pod; return whether it agreed."""
+    async def _try_to_evict(self, pod: PodView, now: float) -> _Outcome:
+        """Ask the API server to evict a pod."""
         try:
             await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
         except NotFound:
-            return False  # the watch is about to report it
+            return _Outcome.GONE  # the watch is about to report it
         except ApiError as error:
             reason = self._refusals.add(pod.uid, now, error)
             self._metrics.retractions_refused.labels(reason).inc()
             _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
-            return False
-        return True
+            return _Outcome.REFUSED
+        return _Outcome.ACCEPTED
 
     async def _done(self, key: ShareKey, recorded: tuple[RetractionRecord, ...]) -> None:
         self._metrics.retractions.inc()

@@ -7,7 +7,7 @@ from tests.operator.test_retractor import BUDGET, Bench
 
 from gpushare.core.api import TenantTrouble, TroubleKind
 from gpushare.core.control import SILENT_SECONDS, HygieneAction, HygieneSettings
-from gpushare.kube import PODS, Retryable
+from gpushare.kube import PODS, NotFound, Retryable
 from gpushare_operator.reports import NodeReport
 from gpushare_operator.retractor import WAITED_SECONDS
 from gpushare_operator.running import Environment
@@ -47,6 +47,16 @@ async def test_a_stalled_pod_is_evicted_once_with_an_event_where_the_policy_is_r
     assert bench.value("gpushare_replacements_total", {"kind": "Stalled"}) == 1
     assert bench.share("new").status.retractions == (), "nothing is held against it"
     assert bench.value("gpushare_retractions_total") == 0
+
+
+async def test_a_pod_that_is_gone_is_not_replaced_again_while_the_watch_is_behind() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    bench.api.errors = [NotFound("pods new not found", status=404)] * 99
+    await bench.settle(40)
+    assert bench.api.tried == 1
+    assert bench.told("Replaced") == []
+    assert bench.value("gpushare_replacements_total", {"kind": "Stalled"}) == 0
 
 
 async def test_only_the_kind_that_the_policy_names_is_replaced() -> None:

@@ -23,7 +23,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import known_of
-from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Retryable
+from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, NotFound, Retryable
 from gpushare.kube.fake import FakeApi
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
@@ -252,6 +252,19 @@ def leave(bench: Bench, name: str, *, phase: str) -> None:
     raw["metadata"] |= {"deletionTimestamp": "2026-11-18T00:00:00Z", "finalizers": ["example.com/logs"]}
     raw["status"] = {"phase": phase}
     bench.api.store.put(PODS, raw)
+
+
+async def test_a_pod_that_is_gone_is_not_evicted_again_while_the_watch_is_behind(bench: Bench) -> None:
+    """Before: each second, for as long as the watch showed it."""
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [NotFound("pods new not found", status=404)] * 99
+    await bench.settle(40)
+    assert bench.api.tried == 1
+    assert bench.told("Retracted") == []
+    bench.api.store.remove(PODS, "shop/new")
+    await bench.settle()
+    (record,) = bench.share("new").status.retractions
+    assert (record.pod_uid, record.until is not None) == ("uid-new", True), "it left, whoever made it leave"
 
 
 async def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_nobody_up(bench: Bench) -> None:
