@@ -434,7 +434,7 @@ def test_victims_are_the_same_in_many_scenes(
     @examples(40 * int(os.environ.get("GPUSHARE_SCENES", "1")), derandomize=False)
     @given(scene=crowds(policy, probation), priorities=PRIORITIES)
     def each(scene: Scene, priorities: list[int]) -> None:
-        check(make_cluster, serve_cluster, monkeypatch, scene, priorities, tmp_path)
+        check(make_cluster, serve_cluster, monkeypatch, scene, priorities, tmp_path, intrudes=True)
 
     each()
 

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.api import FaultDomain, Reason, Rejection
+from gpushare.core.api import FaultDomain, JobClass, Reason, Rejection
+from gpushare.core.interference import Profile
 from gpushare.core.placement import (
     DecisionContext,
     Judge,
+    KnownWorkload,
     NominatedPod,
     WaitingPod,
     choose_victims,
@@ -22,6 +24,7 @@ from gpushare.core.placement.nominated import LONGEST_SECONDS
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.data import default_model
+from gpushare.twin.contention import WORKLOADS
 
 NOW = 10_000.0
 OWN = 5
@@ -222,6 +225,67 @@ def test_whoever_comes_meanwhile_each_nominated_pod_fits_after_the_same_have_lef
         decided = decide(each.pod.request, with_room, node="n1")
         assert isinstance(decided, Placement), each
         found.state.reserve(each.pod.request.pod_uid, decided, each.pod.request)
+
+
+WORKLOAD_NAMES = sorted(WORKLOADS)
+
+
+def workload(name, max_slowdown):
+    solo = WORKLOADS[name]
+    return KnownWorkload(name, "H200", max_slowdown, Profile(solo.solo, solo.iterations_per_s))
+
+
+@pytest.mark.parametrize(("comer", "cap", "refused"), [("gemm-fp64", 75, True), (None, 10, False)])
+def test_who_comes_meanwhile_is_counted_under_the_cap_that_it_would_get(comer, cap, refused):
+    """Before: under its smallest cap, 10%. It got 75%, which breaks the nominated pod's promise."""
+    waits = nominated("p", 60, known=workload("gemm-fp16", 1.2))
+    found = kept(context(gpus=1), waits)
+    request = asks("x", 10, known=workload(comer, 4.0) if comer else None)
+    would = decide(request, replace(found, nominated=()), node="n1")
+    assert would.thread_percentage == cap
+    assert is_refused(found, request) == refused
+    found.state.reserve("x", would, request)
+    assert isinstance(decide(waits.pod.request, found, node="n1"), Rejection) == refused
+
+
+def known_pods(percents, slowdowns):
+    known = st.builds(workload, st.sampled_from(WORKLOAD_NAMES), st.sampled_from(slowdowns))
+    return st.tuples(st.sampled_from(percents), known, st.sampled_from(JobClass))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tenants=st.lists(known_pods([30, 50], [2.0, 4.0]), min_size=2, max_size=4),
+    pod=known_pods([50, 60], [1.05, 1.2, 1.5]),
+    comers=st.lists(known_pods([5, 10, 20], [2.0, 4.0]), min_size=1, max_size=3),
+    gpus=st.integers(1, 2),
+    gone=st.booleans(),
+)
+def test_whoever_is_known_comes_meanwhile_the_preemptor_fits_after_its_victims_have_left(
+    tenants, pod, comers, gpus, gone
+):
+    found = context(gpus=gpus)
+    for number, (percent, known, job_class) in enumerate(tenants):
+        tenant = asks(f"t{number}", percent, OWN - 1, known=known, job_class=job_class)
+        if isinstance(decided := decide(tenant, found, node="n1"), Placement):
+            found.state.reserve(tenant.pod_uid, decided, tenant)
+    percent, known, job_class = pod
+    waits = nominated("p", percent, known=known, job_class=job_class)
+    request = waits.pod.request
+    priorities = dict.fromkeys(found.state.reservations, OWN - 1)
+    victims = choose_victims(request, found, "n1", priority=OWN, priorities=priorities, proposed=[])
+    if gone:
+        for uid in victims:
+            found.state.release(uid)
+    for number, (percent, known, job_class) in enumerate(comers):
+        with_room = kept(found, waits, leaving=() if gone else victims)
+        comer = asks(f"x{number}", percent, known=known, job_class=job_class)
+        if with_room.nominated and isinstance(decided := decide(comer, with_room, node="n1"), Placement):
+            found.state.reserve(comer.pod_uid, decided, comer)
+    for uid in () if gone else victims:
+        found.state.release(uid)
+    if victims:
+        assert isinstance(decide(request, found, node="n1"), Placement)
 
 
 def fits(placed, uid):

@@ -109,8 +109,8 @@ class PlacementRequest:
         """Return the sort key of waiting pods: priority, then waiting time."""
         return -self.priority, self.queued_at, self.pod_uid
 
-    def as_tenant(self, memory_mib: int) -> "Tenant":
-        """Return the tenant that it would be, under its smallest cap."""
+    def as_tenant(self, memory_mib: int, cap: int | None = None) -> "Tenant":
+        """Return the tenant that it would be under a cap; None: its smallest."""
         return Tenant(
             self.pod_uid,
             self.share_milli,
@@ -119,7 +119,7 @@ class PlacementRequest:
             self.workload,
             self.fault_domain,
             0,
-            thread_percentage(max(1, self.share_milli // MILLI_PER_PERCENT), self.job_class),
+            cap or thread_percentage(max(1, self.share_milli // MILLI_PER_PERCENT), self.job_class),
             self.known,
             tolerated(self, None),
         )

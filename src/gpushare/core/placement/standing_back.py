@@ -1,13 +1,16 @@
 """A policy that avoids GPUs which are kept for pods that have waited longer (keeping.py) or are nominated."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.api import Reason, Rejection
 from gpushare.core.placement.fitting import fitting_gpus
+from gpushare.core.placement.judge import Newcomer
 from gpushare.core.placement.keeping import KeptGpus
+from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.search import NarrowedPolicy, PlacementPolicy
 from gpushare.core.placement.shapes import PlacementRequest, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
@@ -150,10 +153,25 @@ def _barred_by(
         if state.share_free_milli[slot, row] < request.share_milli:
             continue
         arriving = [request, *(other.pod.request for other in earlier if uuids[slot] in other.gpu_uuids)]
-        may_fit = pod.request.gpu_count == 1 and not closes(row, slot)
-        tenants, counts_node = state.tenants(uuids[slot]), not each.is_nominated
-        if not may_fit or not what_if.fits(pod, (slot, row), tenants, leaving, arriving, counts_node=counts_node):
+        fits = partial(
+            what_if.fits,
+            pod,
+            (slot, row),
+            state.tenants(uuids[slot]),
+            leaving,
+            arriving,
+            counts_node=not each.is_nominated,
+        )
+        if pod.request.gpu_count > 1 or closes(row, slot) or not fits():
             yield slot, row
+            continue
+        # The request gets the cap that is best for those who are there now, which may be too high for that pod.
+        newcomer = Newcomer.of(request)
+        highest = newcomer.caps(state.model_names[int(state.model_ids[slot, row])])[-1]
+        if not fits(caps={request.pod_uid: highest}):
+            cap = best_cap(what_if.judge, state, newcomer, slot, row)
+            if not fits(caps={request.pod_uid: cap}):
+                yield slot, row
 
 
 def _has_counted(

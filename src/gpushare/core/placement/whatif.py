@@ -1,12 +1,16 @@
 """Whether a waiting pod would fit a GPU after some of its tenants have left, without changing the state."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from gpushare.core.api import FaultDomain, names
 from gpushare.core.placement.judge import Judge
 from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest, Tenant
 from gpushare.core.placement.state import ClusterState
+
+NO_CAPS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class WhatIf:
         gone: Collection[str],
         plus: Sequence[PlacementRequest] = (),
         *,
+        caps: Mapping[str, int] = NO_CAPS,
         counts_node: bool = True,
     ) -> bool:
         """Return whether a pod fits one GPU after some of its tenants have left and others have arrived.
@@ -51,12 +56,13 @@ class WhatIf:
             tenants: its present tenants.
             gone: uids of tenants that leave.
             plus: requests of tenants that arrive.
+            caps: theirs, by pod uid; who is not among them has its smallest.
             counts_node: whether the node's CPU and memory must suffice too.
         """
         (_, row), shape, state = at, pod.request.shape, self.state
         staying = [each for each in tenants if each.pod_uid not in gone]
         clients = sum(map(self._clients, staying)) + sum(each.clients for each in plus)
-        staying += [each.as_tenant(self._memory_mib(each, at)) for each in plus]
+        staying += [each.as_tenant(self._memory_mib(each, at), caps.get(each.pod_uid)) for each in plus]
         if sum(each.share_milli for each in staying) + shape.share_milli > GPU_MILLI:
             return False
         usable = int(state.memory_usable_mib[at])
