@@ -1,7 +1,8 @@
-"""Find a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached."""
+"""Find a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached, refusals briefly."""
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cachetools import LRUCache
@@ -12,6 +13,8 @@ from gpushare.kube import Api, Forbidden, NotFound, Resource
 
 _log = logging.getLogger(__name__)
 _MOST_REMEMBERED: Final = 20_000
+FORBIDDEN_SECONDS: Final = 60.0
+"""How long a kind that may not be read is not asked for: a role may be mended, and each new pod would ask."""
 # A Deployment's pod has two, a CronJob's too. Whoever may write Jobs may let them own themselves or each other.
 _MOST_OWNERS: Final = 8
 _KINDS: Final = {
@@ -25,12 +28,19 @@ class OwnerGoneError(Exception):
 
 
 class Owners:
-    """Lookup of the controllers of ReplicaSets and Jobs."""
+    """Lookup of the controllers of ReplicaSets and Jobs.
 
-    def __init__(self, api: Api, most_remembered: int = _MOST_REMEMBERED) -> None:
-        self._api = api
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, api: Api, most_remembered: int = _MOST_REMEMBERED, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._clock = api, clock
         self._above: LRUCache[str, OwnerReference | None] = LRUCache(most_remembered)
-        self._forbidden: set[str] = set()
+        self._forbidden_at: dict[str, float] = {}
+        """By kind, when it last could not be read."""
 
     async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
         """Return the pod's owners, from its controller to the object that a user created; a bare pod owns itself.
@@ -55,7 +65,21 @@ class Owners:
     async def _controller(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
         if owner.uid in self._above:
             return self._above[owner.uid]
-        above = self._above[owner.uid] = await self._ask(namespace, owner)
+        forbidden_at = self._forbidden_at.get(owner.kind)
+        if forbidden_at is not None and self._clock() - forbidden_at < FORBIDDEN_SECONDS:
+            return None
+        try:
+            above = await self._ask(namespace, owner)
+        except Forbidden as error:
+            if forbidden_at is None:
+                _log.error(
+                    "may not read owners of kind %s, so each counts as the top owner: %s", owner.kind, error
+                )
+            self._forbidden_at[owner.kind] = self._clock()
+            return None
+        if self._forbidden_at.pop(owner.kind, None) is not None:
+            _log.info("owners of kind %s can be read again", owner.kind)
+        self._above[owner.uid] = above
         return above
 
     async def _ask(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
@@ -63,13 +87,6 @@ class Owners:
             obj = await self._api.get(_KINDS[owner.kind], owner.name, namespace=namespace)
         except NotFound as error:
             raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is gone") from error
-        except Forbidden as error:
-            if owner.kind not in self._forbidden:
-                _log.error(
-                    "may not read owners of kind %s, so each counts as the top owner: %s", owner.kind, error
-                )
-            self._forbidden.add(owner.kind)
-            return None
         if obj["metadata"]["uid"] != owner.uid:
             raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is another one by now")
         return admission.controller_of(obj)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gpushare.kube import Forbidden
 from gpushare.kube.fake import FakeApi
-from gpushare_operator.owners import Owners
+from gpushare_operator.owners import FORBIDDEN_SECONDS, Owners
 
 
 class CountingApi(FakeApi):
@@ -74,3 +75,34 @@ async def test_a_long_chain_of_jobs_costs_few_requests() -> None:
     chain = await Owners(api).chain("team", pod_of("j0"))
     assert len(chain) == 8
     assert api.asked < 8
+
+
+class GuardedApi(OwnedApi):
+    """The same, but only for who has the role."""
+
+    is_allowed = False
+
+    async def get(self, resource: Any, name: str, *, namespace: str | None = None) -> dict[str, Any]:
+        if not self.is_allowed:
+            self.asked += 1
+            raise Forbidden("jobs.batch is forbidden", status=403)
+        return await super().get(resource, name, namespace=namespace)
+
+
+async def test_a_role_that_is_mended_is_noticed_without_a_request_for_each_pod_before() -> None:
+    """Before: a Job that could not be read once counted as the top owner until the operator was restarted."""
+    api, now = GuardedApi({"a": "b", "c": "d"}), [0.0]
+    owners = Owners(api, clock=lambda: now[0])
+
+    async def found(job: str) -> list[str]:
+        return [owner.name for owner in await owners.chain("team", pod_of(job))]
+
+    for job in ("a", "c", "a"):
+        assert await found(job) == [job]
+    assert api.asked == 1
+    api.is_allowed = True
+    now[0] += FORBIDDEN_SECONDS
+    assert await found("a") == ["a", "b"]
+    assert await found("c") == ["c", "d"]
+    api.is_allowed = False
+    assert await found("a") == ["a", "b"], "what was read is remembered"
