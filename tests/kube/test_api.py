@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -160,6 +161,17 @@ async def test_an_event_names_its_object_and_never_raises(api, server, caplog):
     server.failures = [(403, {"message": "no events for you"}, {})]
     await record_event(api, pod, reason="ClientsAtLimit", note="x", action="Hold")
     assert "no events for you" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["-", ".", ".-", "a"])
+async def test_an_event_has_a_valid_name_wherever_its_objects_name_is_cut(api, server, end):
+    """Before: "...-.0123456789abcdef", which the API server refuses, so that there was no event."""
+    name = f"{'p' * (200 - len(end))}{end}{'q' * 40}"
+    await record_event(api, {"kind": "Pod", "name": name, "namespace": "n"}, reason="R", note="x", action="A")
+    *_, body = server.requests[0]
+    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    assert re.fullmatch(rf"{label}(\.{label})*", body["metadata"]["name"])
+    assert body["regarding"]["name"] == name
 
 
 async def test_the_token_is_sent_and_a_missing_kubeconfig_is_one_sentence(api, server, tmp_path):

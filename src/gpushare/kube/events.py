@@ -13,6 +13,7 @@ from gpushare.kube.resources import EVENTS
 
 _log = logging.getLogger(__name__)
 _ONCE: Final = uuid.UUID("0b4c2f7e-52a5-4a0e-9c39-6770757368aa")
+_NAME_CHARACTERS: Final = 200  # of the object's name in the event's, which may have 253
 MAX_NOTE_CHARACTERS: Final = 1000  # the API's limit is 1 kB
 
 
@@ -52,7 +53,7 @@ async def record_event(
     body: dict[str, Any] = {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"name": f"{reference['name'][:200]}.{unique.hex[:16]}", "namespace": namespace},
+        "metadata": {"name": f"{_cut(reference['name'])}.{unique.hex[:16]}", "namespace": namespace},
         "eventTime": moment,
         "type": event_type.value,
         "reason": reason,
@@ -68,6 +69,11 @@ async def record_event(
         return
     except ApiError as error:
         _log.warning("event %s on %s not written: %s", reason, reference["name"], error)
+
+
+def _cut(name: str) -> str:
+    """Return a name's beginning that may stand before a dot: the parts of a name end in a letter or digit."""
+    return name[:_NAME_CHARACTERS].rstrip("-.")
 
 
 def object_reference(obj: Json) -> Json:
