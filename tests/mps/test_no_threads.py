@@ -6,7 +6,7 @@ import pytest
 
 from gpushare.mps.ending import Termination
 from gpushare.mps.errors import MpsError
-from gpushare.mps.host import KeeperProcess, keep_all, start_patiently
+from gpushare.mps.host import KeeperProcess, StopSignal, keep_all, start_patiently
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.patience import HangingError, PatientCaller
 from gpushare.mps.ptrace import HeldThreads
@@ -74,7 +74,7 @@ def test_the_hosts_own_threads_start_as_soon_as_one_is_free(no_thread, monkeypat
     monkeypatch.setattr("gpushare.mps.host.DRIVER_BACKOFF", type("At", (), {"seconds": lambda *_: 0.0})())
     server = MetricsServer({"/healthz": lambda: HttpAnswer(b"")}, 0, "127.0.0.1")
     no_thread["metrics"] = 2
-    start_patiently("the metrics", server.start, threading.Event())
+    start_patiently("the metrics", server.start, StopSignal())
     assert no_thread["metrics"] == 0
     server.start()  # as for the first of two ports when the second could not start
     server.close()

@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +43,7 @@ from gpushare.runtime.options import options_of
 logger = logging.getLogger(__name__)
 
 KEEPER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=10.0)
+LOOK_SECONDS: Final = 0.1  # between two looks at the keepers
 GOOD_RUN_SECONDS: Final = 5.0  # a keeper that ran this long did not fail at its start, which takes a second
 DRIVER_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BACKLOG: Final = 4096
@@ -186,7 +186,32 @@ def keep_all(keepers: Sequence[KeeperProcess], now: float) -> None:
             logger.error("cannot start the keeper of %s: %s", keeper.gpu.uuid, error)
 
 
-def start_patiently(name: str, start: Callable[[], None], stop: threading.Event) -> None:
+class StopSignal:
+    """Whether the host was asked to end; for the main thread and its signal handlers only.
+
+    `set` takes no lock, as a signal may come at any line of `wait`. With threading.Event it would wait for itself,
+    if the main thread had the event's lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Record that the host was asked to end."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """Return whether the host was asked to end."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the host is asked to end, which is noticed within `LOOK_SECONDS`, or the time is over."""
+        until = time.monotonic() + seconds
+        while not self._is_set and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+
+
+def start_patiently(name: str, start: Callable[[], None], stop: StopSignal) -> None:
     """Start a thread of the host, and try again while the node has none left."""
     failures = 0
     while not stop.is_set():
@@ -237,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     set_up_logging(log_level_of())
     raise_descriptor_limit()
-    stop = threading.Event()
+    stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # First of all, as a killed host may have left pods frozen.
@@ -274,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
         if lists is not None:
             add_new(keepers, lists.take(now), functools.partial(_keeper, options))
         keep_all(keepers, now)
-        stop.wait(0.1)
+        stop.wait(LOOK_SECONDS)
     if throttle is not None:
         throttle.stop()
     for keeper in keepers:
