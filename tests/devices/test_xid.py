@@ -1,6 +1,7 @@
 """GPUs with XID errors: until the driver reports that nothing needs to be done, in this process and the next."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pynvml
 import pytest
@@ -8,7 +9,7 @@ from fakenvml import HANDLE, OTHER_HANDLE, OTHER_UUID, UUID, FakeNvml, installed
 
 from gpushare.core.gpu import Health
 from gpushare.devices.nvml import NvmlDevices
-from gpushare.devices.xid import ACTION_SECONDS, QUIET_SECONDS
+from gpushare.devices.xid import ACTION_SECONDS, MOST_EVENTS, QUIET_SECONDS
 
 
 class Clock:
@@ -127,3 +128,36 @@ def test_an_xid_of_a_gpu_that_the_driver_does_not_name_counts_for_all_and_says_s
     ]
     clock.sleep(QUIET_SECONDS)
     assert devices.health(UUID).health is Health.HEALTHY, "the driver says that it needs nothing"
+
+
+class Endless(list[tuple[int, int]]):
+    """Events of which there is always another; reading far more than a look takes fails."""
+
+    taken = 0
+
+    def pop(self, at: Any = -1) -> tuple[int, int]:
+        self.taken += 1
+        assert self.taken < 10 * MOST_EVENTS, "the loop does not end"
+        return self[at]
+
+
+def test_a_driver_that_always_has_another_event_holds_nobody_up(devices: NvmlDevices, driver: FakeNvml) -> None:
+    """Before: the look never ended, and with it the agent's loop."""
+    driver.events = events = Endless([(HANDLE, 31)])
+    assert devices.health(UUID).health is Health.HEALTHY
+    assert events.taken == MOST_EVENTS
+
+
+def test_a_wait_for_events_that_always_fails_is_tried_once_a_look(
+    devices: NvmlDevices, driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def wait(*_: object) -> None:
+        asked.append("wait")
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetWait", wait)
+    for looks in range(1, 4):
+        assert devices.health(UUID).health is Health.HEALTHY
+        assert len(asked) == looks

@@ -21,6 +21,7 @@ QUIET_SECONDS: Final = 60.0  # how long no further XID may come before the drive
 # Between two questions what a GPU needs. An answer takes 0.1 ms of a core (H200, driver 580.159.04): with 8 GPUs
 # 0.01% of one.
 ACTION_SECONDS: Final = 10.0
+MOST_EVENTS: Final = 256  # taken at once; the others at the next look, a second later
 _OF_ANY: Final = " of one of this node's GPUs, it is not known which"
 _NEEDS: Final = {  # as in nvml.h; 5 to 7 have no name in older versions of pynvml
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "the GPU needs a reset",
@@ -132,7 +133,13 @@ class XidWatch:
             self._events = None
 
     def _collect(self) -> None:
-        while self._events is not None:
+        """Take what has come, no more than `MOST_EVENTS`: a driver that always has another must not hold the loop.
+
+        A wait that fails, such as with GPU_IS_LOST, is not repeated before the next call, as it may fail again.
+        """
+        for _ in range(MOST_EVENTS):
+            if self._events is None:
+                return
             try:
                 event = pynvml.nvmlEventSetWait(self._events, 0)
             except pynvml.NVMLError:  # a timeout (nothing happened), or a lost GPU, which the memory query reports
