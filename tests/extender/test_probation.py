@@ -225,3 +225,25 @@ def test_a_node_where_nobody_can_be_stopped_or_not_for_a_reading_is_none_to_be_r
     cluster.write("n1", ({"type": condition, "status": "False"},))
     assert cluster.scores("new-1")["n1"] < cluster.scores("new-1")["n2"]
     assert names.PROBATION_SECONDS in cluster.bind("new-1", "n2")
+
+
+def test_a_wall_clock_that_is_set_opens_a_gpu_early_or_late_and_the_profile_opens_it_all_the_same(
+    cluster: Cluster,
+) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.now += 3600.0
+    assert "n2" not in cluster.refusals("other"), "ahead: its time is over"
+    cluster.now -= 7200.0
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
+    counters = WORKLOADS["latency-probe"].solo.as_dict()
+    cluster.put_share("job-new", "new", profile={"gpuModel": MODEL, "counters": counters, "windowSeconds": 10.0})
+    assert "n2" not in cluster.refusals("other")
+
+
+def test_who_was_asked_about_is_told_by_no_wall_clock(cluster: Cluster) -> None:
+    """Before: after a jump ahead, who was just being bound counted as never seen by kube-scheduler."""
+    assert [each.name for each in cluster.ledger.untried()] == ["new-1"]
+    cluster.refusals("new-1")
+    cluster.now += 3600.0
+    assert list(cluster.ledger.untried()) == []

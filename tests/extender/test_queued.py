@@ -142,15 +142,18 @@ def test_rules_that_cost_more_than_a_call_may_are_kept_nothing_and_hold_up_nobod
 
 
 def test_who_was_asked_about_is_tried_until_a_binding_can_come_no_more() -> None:
-    queue = QueuedPods(AFTER)
+    ticks = [0.0]
+    queue = QueuedPods(AFTER, clock=lambda: ticks[0])
     fresh = replace(pod("fresh", "a"), unschedulable=False)
-    queue.asked("fresh", NOW)  # before the watch shows it
+    queue.asked("fresh")  # before the watch shows it
     queue.put(fresh, NOW + 1)
     for name in ("new", "nominated"):
         queue.put(replace(fresh, uid=name, nominated_node="n1" if name == "nominated" else ""), NOW)
-    assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS)] == ["new"]
-    assert [each.uid for each in queue.untried(NOW + BINDING_SECONDS + 1)] == ["fresh", "new"]
-    queue.asked("new", NOW + BINDING_SECONDS + 1)
+    ticks[0] = BINDING_SECONDS
+    assert [each.uid for each in queue.untried()] == ["new"]
+    ticks[0] = BINDING_SECONDS + 1
+    assert [each.uid for each in queue.untried()] == ["fresh", "new"]
+    queue.asked("new")
     assert list(queue._asked_at) == ["new"]
     queue.drop("new")
     assert queue._asked_at == {}

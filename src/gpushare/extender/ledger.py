@@ -399,7 +399,7 @@ class ShareLedger:
 
     def untried(self) -> Iterator[PodView]:
         """Yield the pods that nothing holds back and that kube-scheduler has not tried."""
-        return self._queued.untried(self._now())
+        return self._queued.untried()
 
     def keep(self) -> None:
         """Update the GPUs that are kept for pods that have waited long; call this about every second."""
@@ -417,7 +417,7 @@ class ShareLedger:
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
         """Return where a pod fits that is tried now; if it may be bound already, only whether it fits there."""
-        self._queued.asked(pod.uid, self._now())
+        self._queued.asked(pod.uid)
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -37,9 +38,13 @@ class QueuedPods:
     The kept GPUs follow from the pods themselves, so another replica continues with the same. Only the time when a
     pod's scheduling gates were removed is remembered here; after a restart the pod counts as waiting since its
     creation. So is for which pods no GPU was found; after a restart they are examined with the others once more.
+
+    Attributes:
+        clock: returns monotonic seconds, by which an answer to kube-scheduler is old.
     """
 
     after_seconds: float
+    clock: Callable[[], float] = time.monotonic
     nominated: NominatedPods = field(default_factory=NominatedPods)
     _unbound: dict[str, PodView] = field(default_factory=dict)
     _gated: set[str] = field(default_factory=set)
@@ -82,15 +87,17 @@ class QueuedPods:
         self._in_vain.pop(pod_uid, None)
         self._due.drop(pod_uid)
 
-    def asked(self, pod_uid: str, now: float) -> None:
+    def asked(self, pod_uid: str) -> None:
         """Record that kube-scheduler asks about a pod; the watch may show that pod later."""
+        now = self.clock()
         self._asked_at.pop(pod_uid, None)
         self._asked_at[pod_uid] = now
         while now - self._asked_at[first := next(iter(self._asked_at))] > BINDING_SECONDS:  # in this order
             del self._asked_at[first]
 
-    def untried(self, now: float) -> Iterator[PodView]:
+    def untried(self) -> Iterator[PodView]:
         """Yield the pods that nothing holds back and that kube-scheduler has not tried."""
+        now = self.clock()
         for pod in self._unbound.values():
             is_held_back = pod.gated or pod.leaving or pod.finished
             is_asked = now - self._asked_at.get(pod.uid, -math.inf) <= BINDING_SECONDS

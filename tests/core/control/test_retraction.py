@@ -139,6 +139,20 @@ def test_never_two_at_a_time_on_a_gpu_nor_before_it_is_calm() -> None:
     assert list(plan(lately, 1061.0).records) == ["shop/second"]
 
 
+def test_a_clock_that_was_set_back_does_not_hold_up_what_was_seen_before() -> None:
+    """The operator's own clock was an hour ahead when it evicted two pods, one of them from this GPU."""
+    ahead = 4600.0
+    records = {
+        f"shop/{uid}": (RetractionRecord(("shop/x",), ahead, uid, gpu, ahead + 300.0),)
+        for uid, gpu in (("one", "GPU-1"), ("two", "GPU-2"))
+    }
+    seen = situation(NEWCOMER, VICTIM, last_left={"GPU-1": ahead}, evicted={"one": ahead, "two": ahead})
+    known = replace(seen, records={**seen.records, **records})
+    [intent] = plan(known).records["shop/new"]
+    written = replace(known, records={**known.records, "shop/new": (intent,)}, written=frozenset({"new"}))
+    assert plan(written, 1001.0).evict == "new"
+
+
 def test_who_has_ended_and_is_only_kept_by_a_finalizer_holds_nobody_up() -> None:
     """Its containers are gone, and with them its memory, its clients and its part of the GPU."""
     dead = Resident("dead", "shop/dead", JobClass.THROUGHPUT, leaving=True, ended=True)
