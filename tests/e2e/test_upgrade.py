@@ -13,11 +13,13 @@ from livecluster import (
     RELEASE_NAMESPACE,
     ROOT,
     Cluster,
+    Json,
     Namespace,
     decided,
     driver,
     helm,
     processes_of,
+    sms_under,
     wait_for,
 )
 
@@ -182,7 +184,8 @@ def test_an_upgrade_from_the_oldest_release_keeps_pods_gpushares_and_gpunodes(
     part: Callable[[str], list[dict]],
     image: str,
 ) -> None:
-    upgrade_all(sources, spaces, cluster, part, image, over=())
+    before, after = upgrade_all(sources, spaces, cluster, part, image, over=())
+    assert after == before
 
 
 @pytest.mark.skipif(
@@ -197,7 +200,8 @@ def test_an_upgrade_over_the_last_release_keeps_pods_of_both(
     without_zones: None,
 ) -> None:
     """The gate stays the oldest release's all the time, beside agents of two later ones."""
-    upgrade_all(sources, spaces, cluster, part, image, over=(LAST,))
+    before, after = upgrade_all(sources, spaces, cluster, part, image, over=(LAST,))
+    assert after == before
 
 
 def upgrade_all(
@@ -208,12 +212,19 @@ def upgrade_all(
     image: str,
     *,
     over: Sequence[str],
-) -> None:
-    """From the oldest release over these ones to this; each starts a pod that the later ones must keep."""
+) -> tuple[Json, Json]:
+    """From the oldest release over these ones to this; each starts a pod that the later ones must keep.
+
+    Then, from the oldest release, back to it with the hosts of this one.
+
+    Returns:
+        The pictures of those pods before and after, by name.
+    """
     if cluster.backend != "local":
         pytest.skip("builds and loads former images, which only the local backend is sure to take")
     try:
         install(sources(OLDEST))
+        oldest = int(json.loads(helm(cluster, "history", RELEASE, "--output=json"))[-1]["revision"])
         replace_hosts(cluster)
         hosts = [pod["metadata"]["uid"] for pod in part("mps")]
         space = spaces()
@@ -241,12 +252,42 @@ def upgrade_all(
         # The oldest host's gate serves a newcomer by the decisions that the new agent writes.
         starts(space, "new", "0.2")
         wait_for("all shares on the GpuNode", lambda: shares_on(cluster) == [*[10 for _ in over], 20, 30])
-        assert {name: picture(cluster, space, name) for name in kept} == kept
+        after = {name: picture(cluster, space, name) for name in kept}
         assert shares[0] in shares_of(cluster, space)
         assert not [name for name in kept if "error" in space.log(name)]
+        if not over:
+            older_agents_beside_new_hosts(spaces, cluster, part, image, oldest)
+        return kept, after
     finally:
         driver("install", timeout_seconds=600)
-        replace_hosts(cluster)
+        if {pod["spec"]["containers"][0]["image"] for pod in part("mps")} != {image}:
+            replace_hosts(cluster)
+
+
+def older_agents_beside_new_hosts(
+    spaces: Callable[[], Namespace],
+    cluster: Cluster,
+    part: Callable[[str], list[dict]],
+    image: str,
+    revision: int,
+) -> None:
+    """Replace the hosts, then roll back to this revision: the hosts stay (OnDelete), everything else is older."""
+    replace_hosts(cluster)
+    hosts = [(pod["metadata"]["uid"], pod["spec"]["containers"][0]["image"]) for pod in part("mps")]
+    assert [host_image for _, host_image in hosts] == [image]
+    space = spaces()
+    starts(space, "both-new", "0.3")
+    wait_for("its share on the GpuNode", lambda: shares_on(cluster) == [30])
+    kept = picture(cluster, space, "both-new")
+    helm(cluster, "rollback", RELEASE, str(revision), "--wait", "--timeout", "240s")
+    wait_for("the former agent", lambda: len(now := images_of(part)) == 1 and now != [image], seconds=90)
+    starts(space, "rolled-back", "0.2")
+    wait_for("all shares on the GpuNode", lambda: shares_on(cluster) == [20, 30])
+    for name in ("both-new", "rolled-back"):
+        assert int(space.connected(name)["sms"]) == sms_under(decided(space.get(name))[1])
+    assert picture(cluster, space, "both-new") == kept
+    assert [(pod["metadata"]["uid"], pod["spec"]["containers"][0]["image"]) for pod in part("mps")] == hosts
+    assert not [name for name in ("both-new", "rolled-back") if "error" in space.log(name)]
 
 
 def shares_of(cluster: Cluster, space: Namespace) -> list[tuple[str, object, str | None]]:
