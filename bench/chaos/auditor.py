@@ -9,10 +9,8 @@ from typing import Final
 from bench.chaos.freezes import LOOK_SECONDS, FreezeReport
 from bench.chaos.picture import ExpectedPods, GpuSeen, Picture, PodSeen
 from bench.chaos.plan import Ends
+from bench.chaos.room import CLIENTS_PER_GPU, RESERVE_MIB, SHARES_PER_GPU, given, has_room
 
-SHARES_PER_GPU: Final = 100
-CLIENTS_PER_GPU: Final = 48
-RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
 GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent treats it as dead after 10
 LEFT_FROZEN_SECONDS: Final = 2.0 + LOOK_SECONDS  # 2 s are promised, and a thaw is seen one look later
 GAP_SECONDS: Final = LEFT_FROZEN_SECONDS  # a freeze as long could hide in a longer time without a look
@@ -112,18 +110,11 @@ def broken(picture: Picture, expected: Sequence[ExpectedPods], allowance: Allowa
 def _sums(picture: Picture) -> Iterable[Violation]:
     """Check the sums of shares and memory over the pods that hold some, by their decisions."""
     memory = {gpu.uuid: gpu.memory_mib for gpu in picture.gpus}
-    shares: Counter[str] = Counter()
-    limits: Counter[str] = Counter()
-    for pod in (picture.pods or {}).values():
-        if pod.is_over or not pod.is_bound:
-            continue
-        for uuid in pod.gpus:
-            shares[uuid] += pod.share if len(pod.gpus) == 1 else SHARES_PER_GPU
-            limits[uuid] += pod.memory_mib
-    for uuid, total in shares.items():
+    taken = given(picture)
+    for uuid, total in taken.shares.items():
         if total > SHARES_PER_GPU:
             yield Violation(Rule.SHARES, f"{total} percent decided on {uuid}")
-    for uuid, total in limits.items():
+    for uuid, total in taken.memory_mib.items():
         if uuid in memory and total > memory[uuid] - RESERVE_MIB:
             yield Violation(
                 Rule.MEMORY, f"{total} MiB decided on {uuid}, which has {memory[uuid]} less {RESERVE_MIB}"
@@ -155,6 +146,9 @@ def _clients(picture: Picture) -> Iterable[Violation]:
         alive = sum(client.is_alive for client in gpu.clients)
         if alive > CLIENTS_PER_GPU:
             yield Violation(Rule.CLIENTS, f"{alive} clients on {gpu.uuid}")
+        used = sum(client.memory_used_mib or 0 for client in gpu.clients if client.is_alive)
+        if gpu.memory_mib and used > gpu.memory_mib:
+            yield Violation(Rule.MEMORY, f"clients use {used} of {gpu.memory_mib} MiB on {gpu.uuid}")
     for uid, uuids in clients_by_pod(picture.gpus).items():
         if len(uuids) > 1 and uid not in picture.mps_hosts:
             yield Violation(Rule.TWICE, f"pod {uid} has clients on {', '.join(sorted(uuids))}")
@@ -266,15 +260,27 @@ def waiting_by_design(picture: Picture, expected: Sequence[ExpectedPods]) -> int
     return sum(pod is not None and not pod.is_over and _waits_by_design(pod) for pod in found)
 
 
+def waiting_for_room(picture: Picture, expected: Sequence[ExpectedPods]) -> int:
+    """Return how many of these pods wait for room that no GPU has, by the auditor's own sums."""
+    pods = picture.pods or {}
+    return sum(_waits_for_room(pods.get(one.uid), one, picture) for one in expected)
+
+
 def _waits_by_design(pod: PodSeen) -> bool:
     return not pod.is_bound and WAITS_BY_DESIGN in pod.why
+
+
+def _waits_for_room(pod: PodSeen | None, one: ExpectedPods, picture: Picture) -> bool:
+    is_pending = pod is not None and not pod.is_over and not pod.is_bound
+    return is_pending and not has_room(picture, one)
 
 
 def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Sequence[str]) -> list[str]:
     """Return what is not yet as it should be, each with a sentence; empty when all has settled.
 
     Args:
-        expected: every one of them has to run, as a client of the GPU that was decided for it.
+        expected: every one of them has to run, as a client of the GPU that was decided for it; but who waits for a
+            promise, or for room that no GPU has, waits rightly.
         leaving: uids that the load has deleted; they have to go.
     """
     if picture.pods is None:
@@ -291,7 +297,7 @@ def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Seque
         pod = picture.pods.get(one.uid)
         if pod is None or pod.is_over:
             waiting.append(f"{one.name} is {'gone' if pod is None else pod.phase}")
-        elif _waits_by_design(pod):
+        elif _waits_by_design(pod) or _waits_for_room(pod, one, picture):
             continue
         elif pod.phase != "Running":
             waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture)}")

@@ -30,6 +30,7 @@ from devcluster.progress import Failed, say
 from devcluster.settings import REPOSITORY
 
 from bench.chaos import report
+from bench.chaos.load import Filling
 from bench.chaos.plan import QUICK, FaultKind
 from bench.chaos.run import FAULTS_FILE, FaultOutcome, read_header, read_outcomes, write_header
 from bench.chaos.setting import set_up
@@ -77,6 +78,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same faults")
     parser.add_argument("--kinds", choices=["all", "quick"], default="all", help="quick: what CI takes")
     parser.add_argument("--only", type=FaultKind, nargs="+", metavar="KIND", help=f"of: {', '.join(FaultKind)}")
+    parser.add_argument(
+        "--load",
+        type=Filling,
+        choices=list(Filling),
+        help="full: more pods than the GPUs have room for; roomy: none waits for room. Default: full for faults, "
+        "roomy for a soak; an upgrade is always roomy",
+    )
     parser.add_argument("--minutes", type=float, help="stop after so many; of a soak or of a stage")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of that directory")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where to write")
@@ -104,17 +112,19 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
     begun = time.monotonic()
     kinds = tuple(options.only or (QUICK if options.kinds == "quick" else FaultKind))
     here = _machine()
-    header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), **here}
+    filling = options.load or Filling.FULL
+    header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), "load": filling, **here}
     if options.resume:
         header = read_header(directory)  # stays as it was: what was made so far is of then
         header["resumed"] = [*header.get("resumed", []), here]
     write_header(directory, header)
     done = read_outcomes(directory)
     first = done[-1].number + 1 if done else 0
+    filling = Filling(header.get("load", Filling.ROOMY))  # what older runs had
     seed, kinds = int(header["seed"]), tuple(map(FaultKind, header["kinds"]))
     until = begun + options.minutes * 60 if options.minutes else float("inf")
     say(f"faults {first} to {options.faults - 1} of seed {seed}, into {directory}")
-    with set_up(cluster, image, seed + first, f"{seed}-{first}") as setting:
+    with set_up(cluster, image, seed + first, f"{seed}-{first}", filling) as setting:
         run = setting.chaos(directory, POPULATION, here["commit"])
         if missing := run.settle_first():
             raise Failed(f"the load does not come up: {'; '.join(missing)}")
@@ -126,7 +136,9 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
 def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
     minutes = 120.0 if options.minutes is None else options.minutes
     write_header(directory, {"minutes": minutes, "pods_per_minute": options.pods_per_minute, **_machine()})
-    with set_up(cluster, image, options.seed, f"soak-{options.seed}") as setting, Interruption() as interruption:
+    filling = options.load or Filling.ROOMY
+    name = f"soak-{options.seed}"
+    with set_up(cluster, image, options.seed, name, filling) as setting, Interruption() as interruption:
         result = soak(
             setting.eye,
             setting.load,

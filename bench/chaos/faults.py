@@ -68,11 +68,13 @@ class Injector:
             K.KILL_EXTENDER: "extender",
             K.KILL_SCHEDULER: "kube-scheduler",
             K.KILL_THROTTLE: "throttle",
+            K.KILL_THAWER: "thawer",
         }
         stalled: dict[FaultKind, str] = {
             K.STALL_OPERATOR: "operator",
             K.STALL_ADMISSION: "admission",
             K.STALL_THROTTLE: "throttle",
+            K.STALL_THAWER: "thawer",
             K.STALL_HOST: "host",
         }
         components = {
@@ -92,7 +94,8 @@ class Injector:
             K.KILL_FRONT: lambda fault: self._kill_front(fault, at_work=True),
             K.KILL_STANDBY: lambda fault: self._kill_front(fault, at_work=False),
             K.STALL_FRONT: lambda _: self._stall(self._fronts(at_work=True), "front"),
-            K.KILL_HOST: lambda _: self._kill_host(),
+            K.KILL_HOST: lambda _: self._kill_host("host"),
+            K.KILL_FREEZERS: lambda _: self._kill_host("throttle", "host"),
             K.KILL_GATE: lambda fault: self._signal_gate(fault, signal.SIGKILL),
             K.STALL_GATE: lambda fault: self._signal_gate(fault, signal.SIGSTOP),
             K.STALL_AGENT: lambda _: self._stall(self._pids("agent"), "agent"),
@@ -180,10 +183,11 @@ class Injector:
         _hit([pid], signal.SIGKILL, what)
         return Injected(f"{what}, pid {pid}")
 
-    def _kill_host(self) -> Injected:
-        injected = self._kill_all("host")
-        injected.allowance = Allowance(Ends.OF_THE_NODE)
-        return injected
+    def _kill_host(self, *roles: str) -> Injected:
+        pids = [pid for role in roles for pid in self._pids(role)]
+        what = " and ".join(roles)
+        _hit(pids, signal.SIGKILL, what)
+        return Injected(f"{what}, pids {pids}", Allowance(Ends.OF_THE_NODE))
 
     def _stall(self, pids: Sequence[int], what: str) -> Injected:
         _hit(pids, signal.SIGSTOP, what)

@@ -1,17 +1,11 @@
 """Find states that are wrong only if they last; each class records since when, and time is an argument."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from bench.chaos.auditor import (
-    SHARES_PER_GPU,
-    WAITS_BY_DESIGN,
-    Rule,
-    Violation,
-    clients_by_pod,
-    differences,
-)
-from bench.chaos.picture import ExpectedPods, Picture, PodSeen
+from bench.chaos.auditor import WAITS_BY_DESIGN, Rule, Violation, clients_by_pod, differences
+from bench.chaos.picture import ExpectedPods, Picture
+from bench.chaos.room import has_room
 
 DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
 LATE_SECONDS: Final = 5.0  # younger ones are the gate's period, which no fault has to wait for
@@ -56,12 +50,12 @@ class Starts:
         if picture.pods is None:
             return []
         waits = {} if refusal is None else {LOAD: f"pods cannot be created: {refusal}"}
-        at, free = clients_by_pod(picture.gpus), _free(picture)
+        at = clients_by_pod(picture.gpus)
         for one in expected:
             pod = picture.pods.get(one.uid)
             if pod is None or pod.is_over or (pod.gpus and not at.get(one.uid, set()).isdisjoint(pod.gpus)):
                 continue
-            if not pod.is_bound and (WAITS_BY_DESIGN in pod.why or max(free.values(), default=0) < one.share):
+            if not pod.is_bound and (WAITS_BY_DESIGN in pod.why or not has_room(picture, one)):
                 continue
             waits[one.uid] = f"{one.name} is {pod.phase}: {pod.why}"
         self._since = {uid: self._since.get(uid, now) for uid in waits}
@@ -70,19 +64,3 @@ class Starts:
             for uid, since in self._since.items()
             if now - since > STARTS_SECONDS
         ]
-
-
-def _free(picture: Picture) -> Mapping[str, int]:
-    """Return the percent that no pod was given, by GPU; none when no GPU is known, which is no lack of room."""
-    free = {gpu.uuid: SHARES_PER_GPU for gpu in picture.gpus}
-    if not free:
-        return {"": SHARES_PER_GPU}
-    for pod in (picture.pods or {}).values():
-        if not pod.is_over:
-            for uuid in pod.gpus:
-                free[uuid] = free.get(uuid, 0) - _share_on_each(pod)
-    return free
-
-
-def _share_on_each(pod: PodSeen) -> int:
-    return pod.share if len(pod.gpus) == 1 else SHARES_PER_GPU

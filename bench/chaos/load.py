@@ -6,10 +6,12 @@ A call with an unknown outcome is repeated until the outcome is known, so the lo
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
 from bench.chaos.picture import ExpectedPods, Picture
+from bench.chaos.room import CLIENTS_PER_GPU, RESERVE_MIB, SHARES_PER_GPU
 
 # So many percent of each GPU are asked for that a pod of the largest size always has room on one of the GPUs.
 LARGEST_PERCENT: Final = 20
@@ -18,6 +20,23 @@ WORKLOADS: Final = ("montecarlo-fp32", "stream", "gemm-fp16", "dlrm-infer", "lat
 PERCENTS: Final = (6, 7, 8, 10, 15, LARGEST_PERCENT)  # none below what is charged at least
 MEMORY_PART: Final = 0.7  # of what a share's part of the memory would be, so that the share stays what is asked
 TWO_PROCESSES_FROM: Final = 15  # percent: each process has to have MPS's least
+PROCESS_PERCENT: Final = 6  # that least
+FULL_PERCENTS: Final = (PROCESS_PERCENT, 7, 10, 15, 20, 30)
+FULL_LATENCY: Final = 0.25  # of the pods: only class latency may have all clients of its share
+FULL_MEMORY: Final = 0.92  # of what the share is worth, at least; more than it is worth would raise the share
+USED_MEMORY: Final = 0.95  # of a pod's limit, that its processes allocate
+CONTEXT_MIB: Final = 125  # of each process, on the twin
+WAITING: Final = 3  # pods for which there is no room, one of them of the smallest size
+MOST_PODS: Final = 60  # in a cluster that gives everyone room the load is no larger
+
+
+class Filling(StrEnum):
+    """Size of the load relative to the GPUs."""
+
+    ROOMY = "roomy"
+    """So little that a pod of the largest size always has room: no pod waits for it."""
+    FULL = "full"
+    """More than there is: some pods always wait for room, the others have nearly all shares and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,7 @@ class PodOrder:
     workload: str
     is_latency: bool
     processes: int
+    used_mib: int
 
 
 def order(seed: int, number: int, gpu_memory_mib: int) -> PodOrder:
@@ -40,7 +60,23 @@ def order(seed: int, number: int, gpu_memory_mib: int) -> PodOrder:
     is_latency = draw.random() < 0.15
     processes = 2 if percent >= TWO_PROCESSES_FROM and draw.random() < 0.3 else 1
     memory_mib = draw.randint(min(1024, most), most)
-    return PodOrder(f"load-{number}", percent, memory_mib, draw.choice(WORKLOADS), is_latency, processes)
+    workload, used_mib = draw.choice(WORKLOADS), min(256, memory_mib // 4)
+    return PodOrder(f"load-{number}", percent, memory_mib, workload, is_latency, processes, used_mib)
+
+
+def full_order(seed: int, number: int, gpu_memory_mib: int, *, is_smallest: bool = False) -> PodOrder:
+    """Return the pod of a number where GPUs are to be full: it takes what its share allows, or nearly so."""
+    draw = random.Random(f"{seed}/full/{number}")
+    percent = draw.choice(FULL_PERCENTS)
+    if is_smallest:
+        percent = PROCESS_PERCENT
+    most = (gpu_memory_mib - RESERVE_MIB) * percent // SHARES_PER_GPU
+    memory_mib = draw.randint(int(most * FULL_MEMORY), most)
+    is_latency = draw.random() < FULL_LATENCY
+    processes = percent * CLIENTS_PER_GPU // SHARES_PER_GPU if is_latency else percent // PROCESS_PERCENT
+    used_mib = int(memory_mib * USED_MEMORY / processes) - CONTEXT_MIB
+    workload = draw.choice(WORKLOADS)
+    return PodOrder(f"load-{number}", percent, memory_mib, workload, is_latency, processes, used_mib)
 
 
 def room_percent(gpus: int) -> int:
@@ -58,7 +94,7 @@ def manifest(one: PodOrder, image: str) -> Json:
         "gpushare.io/processes": str(one.processes),
     }
     command = ["python", "-m", "gpushare.twin.mps.tenant", "--workload", one.workload]
-    command += ["--processes", str(one.processes), "--memory-mib", str(min(256, one.memory_mib // 4))]
+    command += ["--processes", str(one.processes), "--memory-mib", str(one.used_mib)]
     container = {
         "name": "main",
         "image": image,
@@ -83,16 +119,26 @@ class Load:
     """The pods of one namespace."""
 
     def __init__(
-        self, api: ApiConnection, namespace: str, image: str, seed: int, *, gpus: int, gpu_memory_mib: int
+        self,
+        api: ApiConnection,
+        namespace: str,
+        image: str,
+        seed: int,
+        *,
+        gpus: int,
+        gpu_memory_mib: int,
+        filling: Filling = Filling.ROOMY,
     ) -> None:
         self._api, self._image, self._seed = api, image, seed
         self._namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/pods"
-        self._room, self._gpu_memory_mib = room_percent(gpus), gpu_memory_mib
+        self._filling, self._gpu_memory_mib = filling, gpu_memory_mib
+        self._room, self._all_percent = room_percent(gpus), gpus * SHARES_PER_GPU
         self._random = random.Random(f"{seed}/churn")
         self._next = 0
         self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
         self._book: dict[str, ExpectedPods] = {}
+        self._bound: frozenset[str] = frozenset()  # uids, as of the last picture
         self._leaving: dict[str, str] = {}  # uid -> name; deletion asked for, or to be asked for again
         self._to_delete: set[str] = set()
         self.created = self.deleted = self.refusals = 0
@@ -118,13 +164,28 @@ class Load:
         return {uid for uid in (*self._book, *self._leaving) if uid in picture.processes}
 
     def fill(self, most: int) -> None:
-        """Order pods until there are so many, or the room is used."""
+        """Order pods until there are so many, or the room is used; for full GPUs until enough wait for room."""
+        is_full = self._filling is Filling.FULL
+        most = MOST_PODS if is_full else most
         while len(self._book) + len(self._orders) < most:
-            one = order(self._seed, self._next, self._gpu_memory_mib)
-            if self._percent() + one.percent > self._room:
+            one = self._next_for_full() if is_full else self._next_for_roomy()
+            if one is None:
                 return
             self._next += 1
             self._orders.append(one)
+
+    def _next_for_roomy(self) -> PodOrder | None:
+        one = order(self._seed, self._next, self._gpu_memory_mib)
+        return one if self._percent() + one.percent <= self._room else None
+
+    def _next_for_full(self) -> PodOrder | None:
+        waiting = [each.share for uid, each in self._book.items() if uid not in self._bound]
+        waiting += [each.percent for each in self._orders]
+        if self._percent() < self._all_percent or len(waiting) < WAITING:
+            return full_order(self._seed, self._next, self._gpu_memory_mib)
+        if PROCESS_PERCENT not in waiting:
+            return full_order(self._seed, self._next, self._gpu_memory_mib, is_smallest=True)
+        return None
 
     def churn(self, count: int, most: int) -> None:
         """Replace so many pods, chosen at random; the new ones come while the old ones still go."""
@@ -145,8 +206,10 @@ class Load:
 
     def step(self, picture: Picture | None = None) -> None:
         """Ask the API server for what is still to be done; what fails is tried again at the next step."""
-        if picture is not None and picture.pods is None:
-            return  # it would not answer this either
+        if picture is not None:
+            if picture.pods is None:
+                return  # it would not answer this either
+            self._bound = frozenset(uid for uid, pod in picture.pods.items() if pod.is_bound)
         try:
             for one in tuple(self._orders):
                 self._create(one)
@@ -179,7 +242,7 @@ class Load:
             made = self._api.get(f"{self._path}/{one.name}")  # an earlier try had worked
         self._orders.remove(one)
         uid = made["metadata"]["uid"]
-        self._book[uid] = ExpectedPods(uid, f"{self._namespace}/{one.name}", one.percent)
+        self._book[uid] = ExpectedPods(uid, f"{self._namespace}/{one.name}", one.percent, one.memory_mib)
         self.created += 1
 
     def _delete(self, uid: str) -> None:

@@ -51,7 +51,9 @@ class Eye:
             pods, unready = None, [str(error)]
         gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
         named = {uid: part for uid, part in self.parts.items() if part not in self.excused}
-        unready += missing_roles(named, found, 0 if Component.MPS in self.excused else len(gpus))
+        unready += missing_roles(
+            named, found, 0 if Component.MPS in self.excused else len(gpus), self._containers()
+        )
         now = time.time()
         known = self._known_to_kubelet() if any(is_slow(pod, now) for pod in (pods or {}).values()) else None
         hosts = frozenset(uid for uid, part in self.parts.items() if part is Component.MPS)
@@ -95,6 +97,13 @@ class Eye:
             if (have := present[part]) < count
         ]
         return unready + [f"{item['metadata']['name']} is not ready" for item in living if not _is_ready(item)]
+
+    def _containers(self) -> dict[str, frozenset[str]]:
+        """Return the names of the containers of each of gpushare's own pods, by uid."""
+        return {
+            one["metadata"]["uid"]: frozenset(container["name"] for container in one["spec"]["containers"])
+            for one in self.part_pods
+        }
 
     def _unready_nodes(self) -> list[str]:
         items = self._api.items("/api/v1/nodes")

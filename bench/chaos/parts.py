@@ -1,8 +1,9 @@
 """gpushare's components: their pods, and the words that identify their processes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from bench.chaos.node import RunningProcess
@@ -25,14 +26,15 @@ class Role:
     """A kind of process of a part: words of its command line, and how many run at least; `per_gpu` or per pod.
 
     Attributes:
-        is_newer: whether pods of an earlier release, which no upgrade replaces, run without it.
+        container: the container that runs it, where pods of an earlier release, which no upgrade replaces, run
+            without it.
     """
 
     part: Component
     words: str
     per_gpu: bool = False
     is_ours: bool = True
-    is_newer: bool = False
+    container: str = ""
 
 
 ROLES: Final[Mapping[str, Role]] = {
@@ -45,7 +47,7 @@ ROLES: Final[Mapping[str, Role]] = {
     "host": Role(Component.MPS, "gpushare.mps.host"),
     "gate": Role(Component.MPS, "gpushare.mps.keeper", per_gpu=True),
     "throttle": Role(Component.MPS, "gpushare.mps.throttler"),
-    "thawer": Role(Component.MPS, "gpushare.mps.thawer", is_newer=True),
+    "thawer": Role(Component.MPS, "gpushare.mps.thawer", container="thawer"),
     "daemon": Role(Component.MPS, "gpushare.twin.mps.daemon", per_gpu=True, is_ours=False),
 }
 
@@ -60,14 +62,24 @@ def processes_of(
     )
 
 
-def missing_roles(parts: Mapping[str, Component], found: Iterable[RunningProcess], gpus: int) -> list[str]:
-    """Return the roles of which fewer processes run than should."""
+def missing_roles(
+    parts: Mapping[str, Component],
+    found: Iterable[RunningProcess],
+    gpus: int,
+    containers: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> list[str]:
+    """Return the roles of which fewer processes run than should.
+
+    Args:
+        containers: names of the containers that each pod has, by uid.
+    """
     processes = tuple(found)
     missing = []
     for name, role in ROLES.items():
-        if role.is_newer:
-            continue  # its pod is not ready without it
-        wanted = gpus if role.per_gpu else sum(part is role.part for part in parts.values())
+        pods = [uid for uid, part in parts.items() if part is role.part]
+        if role.container:
+            pods = [uid for uid in pods if role.container in containers.get(uid, ())]
+        wanted = gpus if role.per_gpu else len(pods)
         running = len(processes_of(role, parts, processes))
         if running < wanted:
             missing.append(f"{running} of {wanted} processes of {name} run")

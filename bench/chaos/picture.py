@@ -105,8 +105,13 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPods:
-    """A pod that the load generator created and has not deleted."""
+    """A pod that the load generator created and has not deleted.
+
+    Attributes:
+        memory_mib: what it asks for.
+    """
 
     uid: str
     name: str
     share: int
+    memory_mib: int = 0

@@ -20,7 +20,9 @@ class FaultKind(StrEnum):
     KILL_STANDBY = "kill-standby"
     KILL_GATE = "kill-gate"
     KILL_THROTTLE = "kill-throttle"
+    KILL_THAWER = "kill-thawer"
     KILL_HOST = "kill-host"
+    KILL_FREEZERS = "kill-freezers"
     KILL_DAEMON = "kill-daemon"
     KILL_SERVER = "kill-server"
     MPS_FAULT = "mps-fault"
@@ -32,6 +34,7 @@ class FaultKind(StrEnum):
     STALL_FRONT = "stall-front"
     STALL_GATE = "stall-gate"
     STALL_THROTTLE = "stall-throttle"
+    STALL_THAWER = "stall-thawer"
     STALL_HOST = "stall-host"
     STALL_DAEMON = "stall-daemon"
     APISERVER_AWAY = "apiserver-away"
@@ -89,7 +92,11 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.KILL_STANDBY: KindTraits("kill -9 of the front that waits beside it", weight=0.5),
     _K.KILL_GATE: KindTraits("kill -9 of one GPU's gate", weight=2.0),
     _K.KILL_THROTTLE: KindTraits("kill -9 of the throttle's process", weight=2.0),
+    _K.KILL_THAWER: KindTraits("kill -9 of the thawer's process"),
     _K.KILL_HOST: KindTraits("kill -9 of the MPS host", Ends.OF_THE_NODE, weight=0.5),
+    _K.KILL_FREEZERS: KindTraits(
+        "kill -9 of MPS host and throttle at once, so that the thawer alone is left", Ends.OF_THE_NODE, weight=0.5
+    ),
     _K.KILL_DAEMON: KindTraits("kill -9 of one GPU's MPS daemon", Ends.OF_THE_GPU),
     _K.KILL_SERVER: KindTraits("kill -9 of one GPU's MPS server", Ends.OF_THE_GPU),
     _K.MPS_FAULT: KindTraits("a fatal fault in one GPU's MPS server", Ends.OF_THE_GPU),
@@ -103,6 +110,7 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.STALL_FRONT: KindTraits("the agent's front stands still", seconds=_SHORT),
     _K.STALL_GATE: KindTraits("one GPU's gate stands still", seconds=_SHORT),
     _K.STALL_THROTTLE: KindTraits("the throttle's process stands still", seconds=_SHORT),
+    _K.STALL_THAWER: KindTraits("the thawer's process stands still", seconds=_SHORT),
     _K.STALL_HOST: KindTraits("the MPS host's process stands still", seconds=_SHORT),
     _K.STALL_DAEMON: KindTraits("one GPU's MPS daemon stands still", seconds=_SHORT),
     _K.APISERVER_AWAY: KindTraits("kill -9 of the API server, away for a while", seconds=(0.0, 6.0)),

@@ -33,6 +33,7 @@ def chaos_table(outcomes: Sequence[FaultOutcome], heading: str) -> str:
         beside = sum(count > 0 for count in by_design)
         most, of = f"{max(by_design)} at most", f"some after {beside} of {len(by_design)} faults"
         waited = [f"Pods that a promise kept waiting when a fault counted as settled: {most}, {of}."]
+    full = _how_full(made)
     settled = f"a median of {_seconds(times, statistics.median)} s, at most {_seconds(times, max)} s"
     lines = [
         f"{heading}: {len(made)} faults.",
@@ -44,6 +45,7 @@ def chaos_table(outcomes: Sequence[FaultOutcome], heading: str) -> str:
         f"The longest that a pod was seen frozen: {freeze:.1f} s.",
         *watched,
         *waited,
+        *full,
         "",
         "| fault | times | ends by itself | tenants ended | settled: median, s | longest, s | broken |",
         "|---|---|---|---|---|---|---|",
@@ -114,6 +116,27 @@ def write(page: Path, marks: tuple[str, str], text: str) -> None:
     before, mark, rest = page.read_text().partition(marks[0])
     after = rest.partition(marks[1])[2] if mark else "\n"
     page.write_text(f"{before if mark else before.rstrip() + chr(10) * 2}{marks[0]}\n{text}\n{marks[1]}{after}")
+
+
+def _how_full(made: Sequence[FaultOutcome]) -> list[str]:
+    """Return how full the GPUs were when faults counted as settled; nothing of older runs, which did not tell."""
+    parts = []
+    for name, what in (
+        ("shares_ratio", "shares given"),
+        ("memory_ratio", "memory given"),
+        ("used_ratio", "memory allocated by clients"),
+    ):
+        if found := [value for one in made if (value := getattr(one, name)) is not None]:
+            parts.append(f"{what} {statistics.median(found):.0%} in the median, {min(found):.0%} at least")
+    if not parts:
+        return []
+    waiting = [one.waiting_for_room for one in made if one.waiting_for_room is not None]
+    most = max(one.clients for one in made if one.clients is not None)
+    parts.append(f"at most {most} clients of one GPU")
+    return [
+        f"How full the GPUs were when a fault counted as settled: {'; '.join(parts)}.",
+        f"Pods that waited for room then: {statistics.median(waiting):.0f} in the median, {max(waiting)} at most.",
+    ]
 
 
 def _broken(one: FaultOutcome) -> list[str]:

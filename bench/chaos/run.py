@@ -18,6 +18,7 @@ from bench.chaos.load import Load
 from bench.chaos.look import Eye
 from bench.chaos.picture import Picture
 from bench.chaos.plan import FaultKind, PlannedFault, fault
+from bench.chaos.room import Fullness, fullness
 
 SETTLED_SECONDS: Final = 60.0
 # Settled means in two looks this far apart: a killed part is still Ready for a moment.
@@ -43,6 +44,9 @@ class FaultOutcome:
         commit: of what was tested; a resumed run may be of several.
         waiting_by_design: pods that waited in the last look since a promise could not be kept: with all other pods
             running, that counts as settled. Older runs did not tell.
+        waiting_for_room: pods for which no GPU had room in the last look, likewise.
+        shares_ratio: of all shares, those in use in the last look; memory_ratio: of the memory; used_ratio: of the
+            memory, what clients had allocated; clients: of the GPU with the most. Older runs did not tell.
     """
 
     number: int
@@ -62,6 +66,11 @@ class FaultOutcome:
     commit: str = ""
     last_missing: tuple[str, ...] = ()
     waiting_by_design: int | None = None
+    waiting_for_room: int | None = None
+    shares_ratio: float | None = None
+    memory_ratio: float | None = None
+    used_ratio: float | None = None
+    clients: int | None = None
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -120,7 +129,8 @@ class ChaosRun:
         self._clock, self._sleep, self._commit = clock, sleep, commit
         self._differences = Differences()
         self._last_missing: list[str] = []
-        self._waiting_by_design = 0
+        self._waiting_by_design = self._waiting_for_room = 0
+        self._fullness = Fullness()
 
     def settle_first(self) -> list[str]:
         """Bring up the load; return what is still missing when the time is up, or broken already."""
@@ -192,6 +202,8 @@ class ChaosRun:
             commit=self._commit,
             last_missing=tuple(self._last_missing),
             waiting_by_design=self._waiting_by_design,
+            waiting_for_room=self._waiting_for_room,
+            **dataclasses.asdict(self._fullness),
         )
 
     def _while_in_force(self, planned: PlannedFault, injected: Injected, judge: _Violations) -> None:
@@ -231,6 +243,8 @@ class ChaosRun:
         judge.add(self._differences.look(picture, self._clock()))
         waiting = auditor.unsettled(picture, expected, leaving) + self._differences.late
         self._waiting_by_design = auditor.waiting_by_design(picture, expected)
+        self._waiting_for_room = auditor.waiting_for_room(picture, expected)
+        self._fullness = fullness(picture)
         if not self._load.is_idle:
             waiting.append(f"the load waits for the API server or admission ({self._load.last_refusal})")
         self._freezes.watch(self._load.running(picture), self._clock())

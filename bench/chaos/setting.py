@@ -19,7 +19,7 @@ from bench.chaos import node
 from bench.chaos.api import ApiConnection, NoAnswerError, RefusedError
 from bench.chaos.faults import Injector
 from bench.chaos.freezes import FreezeWatch
-from bench.chaos.load import Load
+from bench.chaos.load import Filling, Load
 from bench.chaos.look import Eye
 from bench.chaos.parts import RELEASE_NAMESPACE
 from bench.chaos.run import ChaosRun
@@ -56,7 +56,9 @@ class Setting:
 
 
 @contextmanager
-def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[Setting]:
+def set_up(
+    cluster: LocalCluster, image: str, seed: int, name: str, filling: Filling = Filling.ROOMY
+) -> Iterator[Setting]:
     """Make the load's namespace; take back every fault and remove the namespace in the end."""
     api = ApiConnection(cluster.state / "pki")
     eye = Eye(api)
@@ -71,7 +73,7 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     wait_for("the namespace's service account", lambda: _exists(api, account), timeout_seconds=60)
     gpus = wait_for_gpus(eye)
-    load = Load(api, namespace, image, seed, gpus=len(gpus), gpu_memory_mib=min(gpus.values()))
+    load = Load(api, namespace, image, seed, gpus=len(gpus), gpu_memory_mib=min(gpus.values()), filling=filling)
     freezes = FreezeWatch()
     freezes.start()
     try:

@@ -12,6 +12,7 @@ from bench.chaos.auditor import (
     lateness,
     left_frozen,
     unsettled,
+    waiting_for_room,
 )
 from bench.chaos.freezes import FreezeReport
 from bench.chaos.lasting import DIFFERS_SECONDS, LATE_SECONDS, STARTS_SECONDS, Differences, Starts
@@ -307,6 +308,33 @@ def test_a_pod_has_settled_as_a_client_with_kubelets_devices_and_counted_by_its_
     assert "GpuNode counts 39 percent for load/c, not 40" in missing(
         replace(SOUND, gpus=(first, replace(second, tenants={"c": 39})))
     )
+
+
+def test_who_waits_for_room_that_no_gpu_has_has_settled() -> None:
+    pending = PodSeen("d", "load/d", "Pending", 11, why="Unschedulable")
+    waits = with_pod(pending)
+    second = replace(PODS["c"], share=90)
+    assert unsettled(waits, [ExpectedPods("d", "load/d", 11, 10)], []) != [], "GPU-2 has 60 percent left"
+    full = replace(waits, pods={**PODS, "c": second, "d": pending})
+    for share, memory_mib, waiting in ((11, 10, 1), (10, 10, 0), (10, MEMORY_MIB - RESERVE_MIB - 40_000 + 1, 1)):
+        one = ExpectedPods("d", "load/d", share, memory_mib)
+        assert waiting_for_room(full, [one]) == waiting
+        assert (unsettled(full, [one], []) == []) is bool(waiting)
+    assert (
+        waiting_for_room(replace(full, pods={**PODS, "c": second, "d": replace(pending, phase="Failed")}), BOOK)
+        == 0
+    )
+    bound = replace(pending, is_bound=True, gpus=(TWO,))
+    assert waiting_for_room(replace(full, pods={**PODS, "c": second, "d": bound}), [one]) == 0
+
+
+def test_clients_that_use_more_memory_than_the_gpu_has() -> None:
+    def using(mib: int) -> Picture:
+        return with_clients(ClientSeen(1, None, None, mib))
+
+    free = MEMORY_MIB - 1000  # two clients of 500 MiB each
+    assert rules(using(free)) == []
+    assert rules(using(free + 1)) == [Rule.MEMORY]
 
 
 def test_deleted_pods_have_to_go_everywhere() -> None:

@@ -384,11 +384,17 @@ def test_a_part_whose_process_is_gone_is_missing() -> None:
     assert "1 of 2 processes of gate run" in missing_roles(parts, found[:3], 2)
 
 
-def test_a_part_that_an_earlier_release_lacks_is_measured_and_not_missed() -> None:
-    parts = {"u1": Component.MPS}
+def test_a_part_that_an_earlier_release_lacks_is_missed_where_its_pod_has_it() -> None:
+    parts = {"u1": Component.MPS, "u2": Component.MPS}
     thawer = RunningProcess(1, "u1", "python -m gpushare.mps.thawer --directory /run/gpushare", "python")
     assert processes_of(ROLES["thawer"], parts, [thawer]) == [thawer]
-    assert not [text for text in missing_roles(parts, [], 2) if "thawer" in text]
+
+    def missed(found: list[RunningProcess], containers: dict[str, set[str]]) -> list[str]:
+        return [text for text in missing_roles(parts, found, 2, containers) if "thawer" in text]
+
+    newer = {"u1": {"host", "thawer"}, "u2": {"host"}}
+    assert missed([], {}) == missed([], {"u1": {"host"}}) == missed([thawer], newer) == []
+    assert missed([], newer) == ["0 of 1 processes of thawer run"]
 
 
 def test_a_pod_as_the_api_server_tells_it() -> None:

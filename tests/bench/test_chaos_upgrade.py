@@ -117,22 +117,34 @@ def test_the_former_release_gets_todays_tools(tmp_path: Path) -> None:
         former_sources("0" * 40, tmp_path / "none")
 
 
+class ApiOfParts:
+    """The pods of our parts alone."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+
+    def items(self, path: str) -> list[dict]:
+        return list(self.pods.values()) if path.endswith("gpushare-system/pods") else []
+
+
+def part(name: str, component: str = "admission", containers: tuple[str, ...] = ("main",)) -> dict:
+    labels = {"app.kubernetes.io/component": component}
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    spec = {"containers": [{"name": each} for each in containers]}
+    return {"metadata": {"name": name, "uid": name, "labels": labels}, "spec": spec, "status": ready}
+
+
+def test_a_thawer_that_is_away_is_missed_where_the_pod_has_one_although_the_pod_is_ready() -> None:
+    api = ApiOfParts()
+    eye = Eye(api)
+    api.pods = {"a": part("a", "mps", ("host", "thawer")), "former": part("former", "mps", ("host",))}
+    assert "0 of 1 processes of thawer run" in eye.picture().unready
+    del api.pods["a"]
+    assert not any("thawer" in one for one in eye.picture().unready)
+
+
 def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> None:
-    def part(name: str) -> dict:
-        labels = {"app.kubernetes.io/component": "admission"}
-        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": ready}
-
-    class Parts:
-        """The pods of our parts alone."""
-
-        def __init__(self) -> None:
-            self.pods: dict[str, dict] = {}
-
-        def items(self, path: str) -> list[dict]:
-            return list(self.pods.values()) if path.endswith("gpushare-system/pods") else []
-
-    api = Parts()
+    api = ApiOfParts()
     eye = Eye(api)
     api.pods = {name: part(name) for name in ("a", "b", "c")}
     assert not any("pods of admission" in one for one in eye.picture().unready)

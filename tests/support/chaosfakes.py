@@ -49,6 +49,8 @@ class BreakableCluster:
     undone: int = 0
     frozen: dict[str, float] = field(default_factory=dict)
     refuses: str = ""
+    room_percent: int | None = None  # pods beyond it wait; memory is as scarce
+    placed: dict[str, int] = field(default_factory=dict)
     promised: int = 0  # newest pods that wait since a promise could not be kept
     parts: dict[str, Component] = field(default_factory=dict)
     part_pods: tuple[dict, ...] = ()
@@ -59,7 +61,11 @@ class BreakableCluster:
             uid, name = item["metadata"]["uid"], item["metadata"]["name"]
             share = round(float(item["metadata"]["annotations"]["gpushare.io/fraction"]) * 100)
             phase = "Failed" if name in self.ended else "Running"
-            pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
+            memory_mib = 10 if self.room_percent is None else _memory_mib(item)
+            pod = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, is_bound=True)
+            pods[uid] = replace(pod, memory_mib=memory_mib)
+        if self.room_percent is not None:
+            self._let_wait(pods)
         for uid in list(pods)[len(pods) - self.promised :]:
             why = "a tenant could keep only 0.05, 0.08 is promised"
             pods[uid] = replace(pods[uid], phase="Pending", gpus=(), is_bound=False, why=why)
@@ -74,6 +80,18 @@ class BreakableCluster:
             told=clients,
         )
         return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
+
+    def _let_wait(self, pods: dict[str, PodSeen]) -> None:
+        """Place pods while there is room, those that have a place first; the others wait."""
+        self.placed = {uid: share for uid, share in self.placed.items() if uid in pods and not pods[uid].is_over}
+        for uid, pod in pods.items():
+            if pod.is_over or uid in self.placed:
+                continue
+            if sum(self.placed.values()) + pod.share <= (self.room_percent or 0):
+                self.placed[uid] = pod.share
+            else:
+                why = "Unschedulable; 0/1 nodes have room"
+                pods[uid] = replace(pod, phase="Pending", gpus=(), is_bound=False, why=why)
 
     def make(self, _: PlannedFault) -> Injected:
         if self.refuses:
@@ -94,3 +112,7 @@ class BreakableCluster:
 
     def sleep(self, seconds: float) -> None:
         self.clock += max(seconds, 0.01)
+
+
+def _memory_mib(item: dict) -> int:
+    return int(item["metadata"]["annotations"]["gpushare.io/memory"].removesuffix("Mi"))

@@ -1,0 +1,185 @@
+"""hack/chaos --load full: GPUs that are always full, pods that wait for room, and what would be over-committed."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.chaos import node, report
+from bench.chaos.auditor import Rule
+from bench.chaos.cli import parse
+from bench.chaos.faults import Injector
+from bench.chaos.load import (
+    CONTEXT_MIB,
+    FULL_MEMORY,
+    FULL_PERCENTS,
+    PROCESS_PERCENT,
+    WAITING,
+    Filling,
+    Load,
+    full_order,
+)
+from bench.chaos.node import RunningProcess
+from bench.chaos.parts import Component
+from bench.chaos.plan import TRAITS, Ends, FaultKind, PlannedFault
+from bench.chaos.room import RESERVE_MIB, fullness
+from bench.chaos.run import ChaosRun, FaultOutcome
+from chaosfakes import BreakableCluster, StoredPods
+
+from gpushare.core.admission import Defaults, resolve
+from gpushare.core.api import clients_of
+
+MEMORY_MIB = 143_000
+QUIET = (FaultKind.STALL_AGENT,)
+
+
+@pytest.fixture
+def cluster() -> BreakableCluster:
+    return BreakableCluster(StoredPods(), room_percent=100)
+
+
+def full(cluster: BreakableCluster, directory: Path) -> ChaosRun:
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=MEMORY_MIB, filling=Filling.FULL)
+    return ChaosRun(
+        cluster,
+        load,
+        cluster,
+        cluster,
+        directory,
+        population=4,
+        diagnose=lambda where: where.mkdir(),
+        clock=lambda: cluster.clock,
+        sleep=cluster.sleep,
+    )
+
+
+def test_a_pod_of_the_full_load_takes_nearly_all_that_its_share_allows_and_no_more() -> None:
+    orders = [full_order(7, number, MEMORY_MIB) for number in range(300)]
+    assert orders == [full_order(7, number, MEMORY_MIB) for number in range(300)]
+    assert {one.percent for one in orders} == set(FULL_PERCENTS)
+    assert {one.is_latency for one in orders} == {True, False}
+    worth = (MEMORY_MIB - RESERVE_MIB) / 100
+    for one in orders:
+        assert worth * one.percent * FULL_MEMORY - 1 <= one.memory_mib <= worth * one.percent
+        assert one.processes * (one.used_mib + CONTEXT_MIB) <= one.memory_mib
+        assert one.used_mib > 0
+        assert (
+            1 <= one.processes <= (clients_of(one.percent) if one.is_latency else one.percent // PROCESS_PERCENT)
+        )
+    assert full_order(7, 3, MEMORY_MIB, is_smallest=True).percent == min(FULL_PERCENTS)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_admission_charges_a_pod_of_the_full_load_what_it_asks_for(number: int) -> None:
+    one = full_order(11, number, MEMORY_MIB)
+    asked = {
+        "gpushare.io/fraction": f"{one.percent / 100:.2f}",
+        "gpushare.io/memory": f"{one.memory_mib}Mi",
+        "gpushare.io/class": "latency" if one.is_latency else "throughput",
+        "gpushare.io/processes": str(one.processes),
+    }
+    needs = resolve(asked, None, Defaults(), gpu_memories_mib=[MEMORY_MIB - RESERVE_MIB])
+    assert getattr(needs, "share_percent", needs) == one.percent
+
+
+def test_the_gpus_are_full_and_who_waits_for_room_has_settled(cluster: BreakableCluster, tmp_path: Path) -> None:
+    run = full(cluster, tmp_path)
+    assert run.settle_first() == []
+    outcomes = run.run(3, range(20), QUIET, until=1e9)
+    assert [(one.violations, one.settled_seconds is None) for one in outcomes] == [((), False)] * 20
+    for one in outcomes:
+        assert one.shares_ratio is not None
+        assert one.shares_ratio > 1 - PROCESS_PERCENT / 100, "a pod of the smallest size waits"
+        assert one.memory_ratio is not None
+        assert one.memory_ratio > FULL_MEMORY * (1 - PROCESS_PERCENT / 100)
+        assert one.waiting_for_room is not None
+        assert WAITING <= one.waiting_for_room <= 2 * WAITING + 3
+    assert cluster.api.made > 20
+
+
+def test_one_pod_more_than_a_full_gpu_has_room_for_is_an_over_commit(
+    cluster: BreakableCluster, tmp_path: Path
+) -> None:
+    run = full(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.room_percent = 100 + PROCESS_PERCENT
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert {Rule.SHARES, Rule.MEMORY} <= set(outcome.rules)
+
+
+def test_a_cluster_that_gives_everyone_room_gets_no_endless_load(
+    cluster: BreakableCluster, tmp_path: Path
+) -> None:
+    cluster.room_percent = 100_000
+    run = full(cluster, tmp_path)
+    assert any(text.startswith(Rule.SHARES) for text in run.settle_first())
+    assert cluster.api.made < 100
+
+
+def test_how_full_the_gpus_were_is_counted_and_reported(cluster: BreakableCluster, tmp_path: Path) -> None:
+    run = full(cluster, tmp_path)
+    assert run.settle_first() == []
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert fullness(cluster.picture()).shares_ratio == outcome.shares_ratio
+    first = replace(outcome, shares_ratio=0.97, memory_ratio=0.93, used_ratio=0.88, clients=31, waiting_for_room=3)
+    second = replace(first, shares_ratio=0.99, clients=20, waiting_for_room=4)
+    text = report.chaos_table([first, second], "today")
+    assert (
+        "How full the GPUs were when a fault counted as settled: shares given 98% in the median, 97% at least; "
+        "memory given 93% in the median, 93% at least; memory allocated by clients 88% in the median, 88% at "
+        "least; at most 31 clients of one GPU." in text
+    )
+    assert "Pods that waited for room then: 4 in the median, 4 at most." in text
+    assert "How full" not in report.chaos_table([FaultOutcome(0, "kill-agent")], "today"), (
+        "older runs did not tell"
+    )
+
+
+def test_faults_come_onto_full_gpus_unless_asked_otherwise() -> None:
+    assert (parse([]).load, parse(["--load", "roomy"]).load) == (None, Filling.ROOMY)
+
+
+@pytest.fixture
+def thawer(monkeypatch: pytest.MonkeyPatch, cluster: BreakableCluster) -> Iterator[subprocess.Popen[bytes]]:
+    cluster.parts = {"u1": Component.MPS}
+    with subprocess.Popen(["sleep", "600"]) as process:
+        command = "python -m gpushare.mps.thawer --directory /run/gpushare"
+        monkeypatch.setattr(node, "processes", lambda: (RunningProcess(process.pid, "u1", command, "python"),))
+        yield process
+        process.kill()
+
+
+def test_the_thawers_process_is_killed(cluster: BreakableCluster, thawer: subprocess.Popen[bytes]) -> None:
+    injected = Injector(cluster, cluster.api, cluster).make(PlannedFault(0, FaultKind.KILL_THAWER, 0.5, 0.0, 1))
+    assert thawer.wait(timeout=60) == -signal.SIGKILL
+    assert injected.target == f"thawer, pid {thawer.pid}"
+    assert injected.allowance.ends is Ends.NOBODY, "nobody may end, and nobody may stay frozen"
+    assert not TRAITS[FaultKind.KILL_THAWER].takes_plugin
+
+
+def test_host_and_throttle_are_killed_at_once_and_the_thawer_is_left(
+    cluster: BreakableCluster, thawer: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as host, subprocess.Popen(["sleep", "600"]) as throttle:
+        found = [
+            RunningProcess(process.pid, "u1", f"python -m gpushare.mps.{name}", "python")
+            for process, name in ((host, "host"), (throttle, "throttler"), (thawer, "thawer"))
+        ]
+        monkeypatch.setattr(node, "processes", lambda: tuple(found))
+        planned = PlannedFault(0, FaultKind.KILL_FREEZERS, 0.5, 0.0, 1)
+        injected = Injector(cluster, cluster.api, cluster).make(planned)
+        assert [one.wait(timeout=60) for one in (host, throttle)] == [-signal.SIGKILL] * 2
+    assert thawer.poll() is None
+    assert injected.allowance.ends is Ends.OF_THE_NODE
+
+
+def test_the_thawers_process_stands_still_until_it_is_taken_back(
+    cluster: BreakableCluster, thawer: subprocess.Popen[bytes]
+) -> None:
+    injected = Injector(cluster, cluster.api, cluster).make(PlannedFault(0, FaultKind.STALL_THAWER, 0.5, 2.0, 1))
+    assert os.WIFSTOPPED(os.waitpid(thawer.pid, os.WUNTRACED)[1])
+    injected.take_back()
+    assert os.WIFCONTINUED(os.waitpid(thawer.pid, os.WCONTINUED)[1])
