@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
+from bench.chaos.auditor import WAITS_BY_DESIGN
 from bench.chaos.picture import ExpectedPods, Picture
 from bench.chaos.room import CLIENTS_PER_GPU, RESERVE_MIB, SHARES_PER_GPU
 
@@ -21,7 +22,7 @@ PERCENTS: Final = (6, 7, 8, 10, 15, LARGEST_PERCENT)  # none below what is charg
 MEMORY_PART: Final = 0.7  # of what a share's part of the memory would be, so that the share stays what is asked
 TWO_PROCESSES_FROM: Final = 15  # percent: each process has to have MPS's least
 PROCESS_PERCENT: Final = 6  # that least
-FULL_PERCENTS: Final = (PROCESS_PERCENT, 7, 10, 15, 20, 30)
+FULL_PERCENTS: Final = (PROCESS_PERCENT, 8, 12, 20, 25, 33)
 FULL_LATENCY: Final = 0.25  # of the pods: only class latency may have all clients of its share
 FULL_MEMORY: Final = 0.92  # of what the share is worth, at least; more than it is worth would raise the share
 USED_MEMORY: Final = 0.95  # of a pod's limit, that its processes allocate
@@ -138,7 +139,8 @@ class Load:
         self._next = 0
         self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
         self._book: dict[str, ExpectedPods] = {}
-        self._bound: frozenset[str] = frozenset()  # uids, as of the last picture
+        # uids of whom more room would not help, as of the last picture: bound, or waiting for a promise
+        self._beyond_room: frozenset[str] = frozenset()
         self._leaving: dict[str, str] = {}  # uid -> name; deletion asked for, or to be asked for again
         self._to_delete: set[str] = set()
         self.created = self.deleted = self.refusals = 0
@@ -179,7 +181,7 @@ class Load:
         return one if self._percent() + one.percent <= self._room else None
 
     def _next_for_full(self) -> PodOrder | None:
-        waiting = [each.share for uid, each in self._book.items() if uid not in self._bound]
+        waiting = [each.share for uid, each in self._book.items() if uid not in self._beyond_room]
         waiting += [each.percent for each in self._orders]
         if self._percent() < self._all_percent or len(waiting) < WAITING:
             return full_order(self._seed, self._next, self._gpu_memory_mib)
@@ -209,7 +211,9 @@ class Load:
         if picture is not None:
             if picture.pods is None:
                 return  # it would not answer this either
-            self._bound = frozenset(uid for uid, pod in picture.pods.items() if pod.is_bound)
+            self._beyond_room = frozenset(
+                uid for uid, pod in picture.pods.items() if pod.is_bound or WAITS_BY_DESIGN in pod.why
+            )
         try:
             for one in tuple(self._orders):
                 self._create(one)

@@ -85,12 +85,17 @@ def test_admission_charges_a_pod_of_the_full_load_what_it_asks_for(number: int) 
     assert getattr(needs, "share_percent", needs) == one.percent
 
 
-def test_the_gpus_are_full_and_who_waits_for_room_has_settled(cluster: BreakableCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("promised", [0, 2])
+def test_the_gpus_are_full_and_who_waits_for_room_has_settled(
+    cluster: BreakableCluster, tmp_path: Path, promised: int
+) -> None:
+    cluster.promised = promised
     run = full(cluster, tmp_path)
     assert run.settle_first() == []
     outcomes = run.run(3, range(20), QUIET, until=1e9)
     assert [(one.violations, one.settled_seconds is None) for one in outcomes] == [((), False)] * 20
     for one in outcomes:
+        assert one.waiting_by_design == promised, "more pods come, so that the GPUs are full all the same"
         assert one.shares_ratio is not None
         assert one.shares_ratio > 1 - PROCESS_PERCENT / 100, "a pod of the smallest size waits"
         assert one.memory_ratio is not None
