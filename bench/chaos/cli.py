@@ -42,6 +42,8 @@ POPULATION = 8
 # A run is about what breaks; a pod that is moved away for a neighbour's promise would look like a lost pod.
 # Generous tolerances, as a pod that waits for a neighbour's promise tests nothing.
 INSTALL = ("--set", "policy.retraction=none,policy.maxSlowdown=3,policy.latencyMaxSlowdown=2")
+# Wider still, as full GPUs would be left a fifth empty for the sake of promises.
+INSTALL_FULL = ("--set", "policy.retraction=none,policy.maxSlowdown=10,policy.latencyMaxSlowdown=10")
 
 
 def main() -> int:
@@ -58,10 +60,11 @@ def main() -> int:
         cluster.up()
         if options.upgrade:
             return _upgrade(cluster, directory, options)
-        image = Demo(cluster).install(*INSTALL)["image"]
+        filling = filling_of(options, directory)
+        image = Demo(cluster).install(*(INSTALL_FULL if filling is Filling.FULL else INSTALL))["image"]
         if options.soak:
-            return _soak(cluster, image, directory, options)
-        return _chaos(cluster, image, directory, options)
+            return _soak(cluster, image, directory, options, filling)
+        return _chaos(cluster, image, directory, options, filling)
     except Failed as failed:
         print(f"hack/chaos: {failed}", file=sys.stderr)
         return 1
@@ -108,11 +111,20 @@ def _new_directory() -> Path:
     return REPOSITORY / "dist" / "chaos" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
+def filling_of(options: argparse.Namespace, directory: Path) -> Filling:
+    """Return the load of a run; a resumed one keeps its own."""
+    if options.resume:
+        return Filling(read_header(directory).get("load", Filling.ROOMY))  # older runs did not tell
+    usual = Filling.ROOMY if options.soak else Filling.FULL
+    return options.load or usual
+
+
+def _chaos(
+    cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace, filling: Filling
+) -> int:
     begun = time.monotonic()
     kinds = tuple(options.only or (QUICK if options.kinds == "quick" else FaultKind))
     here = _machine()
-    filling = options.load or Filling.FULL
     header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), "load": filling, **here}
     if options.resume:
         header = read_header(directory)  # stays as it was: what was made so far is of then
@@ -120,7 +132,6 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
     write_header(directory, header)
     done = read_outcomes(directory)
     first = done[-1].number + 1 if done else 0
-    filling = Filling(header.get("load", Filling.ROOMY))  # what older runs had
     seed, kinds = int(header["seed"]), tuple(map(FaultKind, header["kinds"]))
     until = begun + options.minutes * 60 if options.minutes else float("inf")
     say(f"faults {first} to {options.faults - 1} of seed {seed}, into {directory}")
@@ -133,10 +144,11 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
     return int(any(one.violations for one in new))
 
 
-def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
+def _soak(
+    cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace, filling: Filling
+) -> int:
     minutes = 120.0 if options.minutes is None else options.minutes
     write_header(directory, {"minutes": minutes, "pods_per_minute": options.pods_per_minute, **_machine()})
-    filling = options.load or Filling.ROOMY
     name = f"soak-{options.seed}"
     with set_up(cluster, image, options.seed, name, filling) as setting, Interruption() as interruption:
         result = soak(

@@ -24,10 +24,11 @@ TWO_PROCESSES_FROM: Final = 15  # percent: each process has to have MPS's least
 PROCESS_PERCENT: Final = 6  # that least
 FULL_PERCENTS: Final = (PROCESS_PERCENT, 8, 12, 20, 25, 33)
 FULL_LATENCY: Final = 0.25  # of the pods: only class latency may have all clients of its share
-FULL_MEMORY: Final = 0.92  # of what the share is worth, at least; more than it is worth would raise the share
-USED_MEMORY: Final = 0.95  # of a pod's limit, that its processes allocate
+FULL_MEMORY: Final = 0.97  # of what the share is worth, at least; more than it is worth would raise the share
+USED_MEMORY: Final = 0.97  # of a pod's limit, that its processes allocate
 CONTEXT_MIB: Final = 125  # of each process, on the twin
 WAITING: Final = 3  # pods for which there is no room, one of them of the smallest size
+MOST_WAITING: Final = 8  # with those that wait for a promise
 MOST_PODS: Final = 60  # in a cluster that gives everyone room the load is no larger
 
 
@@ -139,8 +140,9 @@ class Load:
         self._next = 0
         self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
         self._book: dict[str, ExpectedPods] = {}
-        # uids of whom more room would not help, as of the last picture: bound, or waiting for a promise
-        self._beyond_room: frozenset[str] = frozenset()
+        # uids as of the last picture: those that are bound, and those that wait for a promise and not for room
+        self._bound: frozenset[str] = frozenset()
+        self._by_design: frozenset[str] = frozenset()
         self._leaving: dict[str, str] = {}  # uid -> name; deletion asked for, or to be asked for again
         self._to_delete: set[str] = set()
         self.created = self.deleted = self.refusals = 0
@@ -181,17 +183,29 @@ class Load:
         return one if self._percent() + one.percent <= self._room else None
 
     def _next_for_full(self) -> PodOrder | None:
-        waiting = [each.share for uid, each in self._book.items() if uid not in self._beyond_room]
+        unbound = [uid for uid in self._book if uid not in self._bound]
+        waiting = [self._book[uid].share for uid in unbound if uid not in self._by_design]
         waiting += [each.percent for each in self._orders]
-        if self._percent() < self._all_percent or len(waiting) < WAITING:
+        is_short = self._percent() < self._all_percent
+        if not is_short and len(unbound) + len(self._orders) >= MOST_WAITING:
+            return None
+        if is_short or len(waiting) < WAITING:
             return full_order(self._seed, self._next, self._gpu_memory_mib)
         if PROCESS_PERCENT not in waiting:
             return full_order(self._seed, self._next, self._gpu_memory_mib, is_smallest=True)
         return None
 
     def churn(self, count: int, most: int) -> None:
-        """Replace so many pods, chosen at random; the new ones come while the old ones still go."""
+        """Replace so many pods, chosen at random; the new ones come while the old ones still go.
+
+        Of a load that fills the GPUs these are bound ones, and the one that has waited longest goes with them.
+        """
         uids = sorted(self._book)
+        if self._filling is Filling.FULL:
+            waiting = [uid for uid in self._book if uid not in self._bound]
+            uids = sorted(self._book.keys() & self._bound)
+            if waiting:
+                self._leave(waiting[0])
         for uid in self._random.sample(uids, min(count, len(uids))):
             self._leave(uid)
         self.fill(most)
@@ -211,9 +225,8 @@ class Load:
         if picture is not None:
             if picture.pods is None:
                 return  # it would not answer this either
-            self._beyond_room = frozenset(
-                uid for uid, pod in picture.pods.items() if pod.is_bound or WAITS_BY_DESIGN in pod.why
-            )
+            self._bound = frozenset(uid for uid, pod in picture.pods.items() if pod.is_bound)
+            self._by_design = frozenset(uid for uid, pod in picture.pods.items() if WAITS_BY_DESIGN in pod.why)
         try:
             for one in tuple(self._orders):
                 self._create(one)

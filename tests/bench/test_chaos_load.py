@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from bench.chaos import node, report
 from bench.chaos.auditor import Rule
-from bench.chaos.cli import parse
+from bench.chaos.cli import filling_of, parse
 from bench.chaos.faults import Injector
 from bench.chaos.load import (
     CONTEXT_MIB,
     FULL_MEMORY,
     FULL_PERCENTS,
+    MOST_WAITING,
     PROCESS_PERCENT,
     WAITING,
     Filling,
@@ -26,7 +27,7 @@ from bench.chaos.node import RunningProcess
 from bench.chaos.parts import Component
 from bench.chaos.plan import TRAITS, Ends, FaultKind, PlannedFault
 from bench.chaos.room import RESERVE_MIB, fullness
-from bench.chaos.run import ChaosRun, FaultOutcome
+from bench.chaos.run import ChaosRun, FaultOutcome, write_header
 from chaosfakes import BreakableCluster, StoredPods
 
 from gpushare.core.admission import Defaults, resolve
@@ -105,12 +106,12 @@ def test_the_gpus_are_full_and_who_waits_for_room_has_settled(
     assert cluster.api.made > 20
 
 
-def test_one_pod_more_than_a_full_gpu_has_room_for_is_an_over_commit(
+def test_pods_more_than_a_full_gpu_has_room_for_are_an_over_commit(
     cluster: BreakableCluster, tmp_path: Path
 ) -> None:
     run = full(cluster, tmp_path)
     assert run.settle_first() == []
-    cluster.room_percent = 100 + PROCESS_PERCENT
+    cluster.room_percent = 100 + 2 * PROCESS_PERCENT
     (outcome,) = run.run(3, range(1), QUIET, until=1e9)
     assert {Rule.SHARES, Rule.MEMORY} <= set(outcome.rules)
 
@@ -143,8 +144,42 @@ def test_how_full_the_gpus_were_is_counted_and_reported(cluster: BreakableCluste
     )
 
 
-def test_faults_come_onto_full_gpus_unless_asked_otherwise() -> None:
-    assert (parse([]).load, parse(["--load", "roomy"]).load) == (None, Filling.ROOMY)
+def test_faults_come_onto_full_gpus_unless_asked_otherwise_and_a_resumed_run_keeps_its_load(
+    tmp_path: Path,
+) -> None:
+    def filling(*arguments: str) -> Filling:
+        return filling_of(parse(arguments), tmp_path)
+
+    assert (filling(), filling("--load", "roomy"), filling("--soak")) == (
+        Filling.FULL,
+        Filling.ROOMY,
+        Filling.ROOMY,
+    )
+    write_header(tmp_path, {"seed": 3})
+    assert filling("--resume", str(tmp_path)) is Filling.ROOMY, "an older run did not tell"
+    write_header(tmp_path, {"seed": 3, "load": Filling.FULL})
+    assert filling("--resume", str(tmp_path), "--load", "roomy") is Filling.FULL
+
+
+def test_churn_replaces_pods_that_run_and_the_one_that_has_waited_longest(cluster: BreakableCluster) -> None:
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=MEMORY_MIB, filling=Filling.FULL)
+    for _ in range(4):
+        load.fill(0)
+        load.step(cluster.picture())
+    bound = {uid for uid, pod in cluster.picture().pods.items() if pod.is_bound}
+    waiting = [one.uid for one in load.expected if one.uid not in bound]
+    load.churn(2, 0)
+    assert len(bound & set(load.leaving)) == 2
+    assert set(load.leaving) - bound == {waiting[0]}
+
+
+def test_pods_that_wait_for_a_promise_pile_up_to_a_bound(cluster: BreakableCluster) -> None:
+    cluster.promised = 1000
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=MEMORY_MIB, filling=Filling.FULL)
+    for _ in range(30):
+        load.fill(0)
+        load.step(cluster.picture())
+    assert len(load.expected) <= 2 * MOST_WAITING
 
 
 @pytest.fixture
