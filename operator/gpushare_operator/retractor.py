@@ -49,8 +49,8 @@ _TOO_MANY_REQUESTS: Final = 429
 _WAITS: Final = "WaitsForLong"
 
 
-class _Outcome(Enum):
-    """What came of an eviction; GONE: there was no such pod any more."""
+class _EvictionOutcome(Enum):
+    """Result of asking for an eviction; GONE: there was no such pod any more."""
 
     ACCEPTED = auto()
     GONE = auto()
@@ -213,11 +213,11 @@ class Retractor:
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
         """Evict a pod in trouble, so that its controller creates another."""
         pod = self._world.pods.get(uid)
-        outcome = await self._try_to_evict(pod, now) if pod is not None else _Outcome.REFUSED
-        if pod is None or outcome is _Outcome.REFUSED:
+        outcome = await self._try_to_evict(pod, now) if pod is not None else _EvictionOutcome.REFUSED
+        if pod is None or outcome is _EvictionOutcome.REFUSED:
             return
         self._replaced[uid] = now
-        if outcome is _Outcome.GONE:
+        if outcome is _EvictionOutcome.GONE:
             return
         share = str(self._world.share_of_pod(uid) or "")
         self._replaced_of_share[share] = control.counted(self._replaced_of_share.get(share), now)
@@ -297,11 +297,11 @@ class Retractor:
 
     async def _evict(self, uid: str, now: float) -> None:
         pod = self._world.pods.get(uid)
-        outcome = await self._try_to_evict(pod, now) if pod is not None else _Outcome.REFUSED
-        if pod is None or outcome is _Outcome.REFUSED:
+        outcome = await self._try_to_evict(pod, now) if pod is not None else _EvictionOutcome.REFUSED
+        if pod is None or outcome is _EvictionOutcome.REFUSED:
             return
         self._accepted[uid] = now
-        if outcome is _Outcome.GONE:
+        if outcome is _EvictionOutcome.GONE:
             return
         why = self._reasons.get(uid, "")
         _log.info("evicted pod %s for a neighbour's promise: %s", pod.key, why)
@@ -309,18 +309,18 @@ class Retractor:
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Retracted", note)
 
-    async def _try_to_evict(self, pod: PodView, now: float) -> _Outcome:
+    async def _try_to_evict(self, pod: PodView, now: float) -> _EvictionOutcome:
         """Ask the API server to evict a pod."""
         try:
             await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
         except NotFound:
-            return _Outcome.GONE  # the watch is about to report it
+            return _EvictionOutcome.GONE  # the watch is about to report it
         except ApiError as error:
             reason = self._refusals.add(pod.uid, now, error)
             self._metrics.retractions_refused.labels(reason).inc()
             _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
-            return _Outcome.REFUSED
-        return _Outcome.ACCEPTED
+            return _EvictionOutcome.REFUSED
+        return _EvictionOutcome.ACCEPTED
 
     async def _done(self, key: ShareKey, recorded: tuple[RetractionRecord, ...]) -> None:
         self._metrics.retractions.inc()
