@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.retractions import GPU_MEMORY_MIB
-from gpushare.core.api import CapPoint, WorkloadSignature
-from gpushare.core.control import WatchedTenant
+from gpushare.core.api import CapPoint, JobClass, WorkloadSignature
+from gpushare.core.control import WatchedTenant, WatchSettings
 from gpushare.data import default_model
 from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, JobCluster, JobTenant, simulate
@@ -38,6 +38,7 @@ class Studied(ReadOnTable):
     Attributes:
         true_progress: whether the loop sees the true progress.
         true_promise: whether the loop keeps the promises by the table's cap curves.
+        raised: factor on what class throughput is promised, by the loop and where a pod is placed.
         told: whether every program's signature and cap curve are known before anything runs.
         inferred: of tenants that share, (inferred, true, promise told, promise by the table).
         late: job-seconds below the promise by the table, by why.
@@ -46,6 +47,7 @@ class Studied(ReadOnTable):
 
     true_progress: bool = False
     true_promise: bool = False
+    raised: float = 1.0
     told: bool = False
     inferred: list[tuple[float, float, float, float]] = field(default_factory=list)
     late: Counter[str] = field(default_factory=Counter)
@@ -85,7 +87,10 @@ class Studied(ReadOnTable):
         if (job, cluster.retractions.get(job, 0)) not in self._as_admitted:
             is_blind = asked.is_auto and not self._is_profiled(asked.workload)
             (self._blind.add if is_blind else self._blind.discard)(job)
-        return ReadOnTable._admitted(self, cluster, job)  # noqa: SLF001 - its base
+        admitted = ReadOnTable._admitted(self, cluster, job)  # noqa: SLF001 - its base
+        if self.raised == 1.0 or admitted.job_class is not JobClass.THROUGHPUT:
+            return admitted
+        return replace(admitted, max_slowdown=max(1.0, admitted.max_slowdown / self.raised))
 
     def add(self, cluster: JobCluster, rates: Mapping[int, float], until: float) -> None:
         """Count a stretch of constant rates from now on."""
@@ -137,6 +142,8 @@ VARIANTS: Mapping[str, MakeStudied] = {
     "true progress and promises": _ours(true_progress=True, true_promise=True),
     "told signatures and curves": _ours(told=True),
     "told, true progress and promises": _ours(told=True, true_progress=True, true_promise=True),
+    "a tenth more promised": _ours(raised=1.1),
+    "acts at a third of its error": _ours(settings=WatchSettings(confidence=0.3)),
     "no noise in counters": _ours(noise=CounterNoise(0.0, 0.0, 0.0)),
     "unlearnt": _ours(learns=False),
     "unwatched": _ours(watches=False),
