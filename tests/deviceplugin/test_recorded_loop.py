@@ -17,6 +17,7 @@ SESSIONS = (
     "h100-loop-steps.json",
     "h200-loop-turns.json",
     "h200-loop-turns-2.json",
+    "h200-loop-1129.json",
 )
 SECTIONS = (
     ("h200-loop-1126.json", "## On an H200 with today's promises"),
@@ -24,6 +25,7 @@ SECTIONS = (
     ("h100-loop-steps.json", "## On an H100, with what the loop acts by"),
     ("h200-loop-turns.json", "## On an H200, throttles in turn"),
     ("h200-loop-turns-2.json", "## On an H200, throttles in turn, again"),
+    ("h200-loop-1129.json", "## On an H200, with windows taken back"),
 )
 BAR = 0.05  # mean absolute error of each job's progress
 # The jobs that miss it, with their errors.
