@@ -28,7 +28,7 @@ from bench.chaos.parts import Component
 from bench.chaos.plan import TRAITS, Ends, FaultKind, PlannedFault
 from bench.chaos.room import RESERVE_MIB, fullness
 from bench.chaos.run import ChaosRun, FaultOutcome, write_header
-from chaosfakes import BreakableCluster, StoredPods
+from chaosfakes import BreakableCluster, StoredPods, run_of
 
 from gpushare.core.admission import Defaults, resolve
 from gpushare.core.api import clients_of
@@ -44,17 +44,7 @@ def cluster() -> BreakableCluster:
 
 def full(cluster: BreakableCluster, directory: Path) -> ChaosRun:
     load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=MEMORY_MIB, filling=Filling.FULL)
-    return ChaosRun(
-        cluster,
-        load,
-        cluster,
-        cluster,
-        directory,
-        population=4,
-        diagnose=lambda where: where.mkdir(),
-        clock=lambda: cluster.clock,
-        sleep=cluster.sleep,
-    )
+    return run_of(cluster, load, directory)
 
 
 def test_a_pod_of_the_full_load_takes_nearly_all_that_its_share_allows_and_no_more() -> None:

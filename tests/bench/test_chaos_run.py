@@ -25,7 +25,7 @@ from bench.chaos.parts import ROLES, Component, missing_roles, processes_of
 from bench.chaos.picture import ClientSeen
 from bench.chaos.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
 from bench.chaos.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
-from chaosfakes import GPU, BreakableCluster, StoredPods
+from chaosfakes import GPU, BreakableCluster, StoredPods, run_of
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:
@@ -70,17 +70,7 @@ def cluster() -> BreakableCluster:
 
 def chaos(cluster: BreakableCluster, directory: Path) -> ChaosRun:
     load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
-    return ChaosRun(
-        cluster,
-        load,
-        cluster,
-        cluster,
-        directory,
-        population=4,
-        diagnose=lambda where: where.mkdir(),
-        clock=lambda: cluster.clock,
-        sleep=cluster.sleep,
-    )
+    return run_of(cluster, load, directory)
 
 
 QUIET = (FaultKind.STALL_AGENT,)

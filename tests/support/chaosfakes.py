@@ -1,13 +1,16 @@
 """A cluster for the tests of bench/chaos: as the load wants it, but for what a test breaks; it has a clock."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bench.chaos.auditor import Allowance
 from bench.chaos.faults import Injected, NotPossibleError
 from bench.chaos.freezes import FreezeReport
+from bench.chaos.load import Load
 from bench.chaos.parts import Component
 from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
 from bench.chaos.plan import PlannedFault
+from bench.chaos.run import ChaosRun
 
 from gpushare.kube import PODS
 from gpushare.kube.fake import ObjectStore
@@ -116,3 +119,18 @@ class BreakableCluster:
 
 def _memory_mib(item: dict) -> int:
     return int(item["metadata"]["annotations"]["gpushare.io/memory"].removesuffix("Mi"))
+
+
+def run_of(cluster: BreakableCluster, load: Load, directory: Path) -> ChaosRun:
+    """Return a run of faults on a cluster, by the cluster's own clock."""
+    return ChaosRun(
+        cluster,
+        load,
+        cluster,
+        cluster,
+        directory,
+        population=4,
+        diagnose=lambda where: where.mkdir(),
+        clock=lambda: cluster.clock,
+        sleep=cluster.sleep,
+    )
