@@ -26,8 +26,8 @@ class TenantWatch:
         slept: whether a window has shown it asleep; begun: whether one has shown it at work.
         response: how its progress depends on its neighbours' duties; None before the first window
             that shows it.
-        lately: for each of the last windows that showed it, when it ended, and `response` before it; for those
-            whose words were taken back, `response` before the first of them.
+        lately: for each of the last windows that showed it, when it ended, and `response` before it; for windows
+            that were taken back, `response` before the first of them.
         slo: the state of its own latency target.
     """
 
