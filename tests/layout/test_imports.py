@@ -25,7 +25,10 @@ PROCESSES = {
     "the extender": ["gpushare.extender.__main__"],
     "the MPS host": ["gpushare.mps.host"],
     "the MPS keeper": ["gpushare.mps.keeper"],
+    "the throttle": ["gpushare.mps.throttler"],
     "the thawer": ["gpushare.mps.thawer"],
+    "the self-test's probe": ["gpushare.mps.probe"],
+    "the search for GPUs": ["gpushare.devices.listing"],
 }
 ASIDE = (
     "gpushare.research",
