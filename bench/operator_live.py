@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import controlplane
 from bench.controlplane import ControlPlane
+from bench.figures import resident_mib
 from bench.throughput import create_all
 from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api, Resource, connect
 
@@ -63,12 +64,6 @@ def processor_seconds(pid: int) -> float:
     return sum(map(int, fields[_CPU_FIELDS])) / _TICKS
 
 
-def most_resident_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
-
-
 def storable(resource: Resource, obj: Json) -> Json:
     """Return an object of a scene as an API server takes it: of a kind, without a uid, with a container."""
     metadata = {name: value for name, value in obj["metadata"].items() if name not in ("uid", "generation")}
@@ -104,8 +99,8 @@ async def _get(url: str) -> str:
 
 def samples(text: str) -> dict[str, float]:
     """Return the samples without labels of a page of metrics."""
-    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
+    found = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {sample.name: sample.value for sample in found if not sample.labels}
 
 
 def longest_stall_seconds(page: str) -> float:
@@ -194,7 +189,7 @@ async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int
                     if not found["gpushare_operator_events_waiting"]:
                         break
     all_seconds, all_spent = time.monotonic() - started, spent()
-    resident = most_resident_mib(pids["operator"])
+    resident = resident_mib(pids["operator"], "VmHWM")
     named = sum((await api.list(GPUSHARES, named_pods)).items)
     assert named >= pod_count, f"{named} of {pod_count} pods are named"
     return LiveResult(

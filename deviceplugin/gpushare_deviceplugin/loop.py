@@ -10,7 +10,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +31,7 @@ from gpushare.core.progress import progress_alone, promise_of
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
 from gpushare.mps.layout import GpuDirectory, write_throttle
 from gpushare.mps.status import GateState, GateStatus
+from gpushare.runtime.moments import unix_seconds
 from gpushare.runtime.tasks import without_end
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.node_signatures import Signatures
@@ -334,7 +334,7 @@ class Loop:
             promise=self._promise(uuid, pod, share),
             progress=measured.progress_ratio,
             error=measured.progress_error_ratio,
-            order=_decided_at(pod),
+            order=unix_seconds(pod.decision.decided_at if pod.decision else None),
             active=bool(measured.clients) and not measured.is_asleep,
             can_throttle=terms.is_certain and pod.uid not in refused and len(self._state.gpus_of(pod)) == 1,
             alone=1.0 if measured.alone_ratio is None else measured.alone_ratio,
@@ -393,11 +393,3 @@ def _is_below(tenant: WatchedTenant) -> bool:
 def _has_moved(before: Mapping[str, float], sample: GpuSample) -> bool:
     now = sample.counters.as_dict()
     return any(abs(value - before.get(name, value)) > MOVED_RATIO for name, value in now.items())
-
-
-def _decided_at(pod: ManagedPod) -> float:
-    """Return when the pod was placed; 0 if unknown: it then counts as the oldest."""
-    try:
-        return datetime.fromisoformat(pod.decision.decided_at).timestamp() if pod.decision else 0.0
-    except ValueError:
-        return 0.0
