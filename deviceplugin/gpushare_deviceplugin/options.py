@@ -89,7 +89,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("cdi-directories", "/var/run/cdi", "where CDI specifications are, with commas between them")
     add("toolkit-config", "", "config.toml of the NVIDIA container toolkit, where it is to be looked at")
     add("metrics-port", str(DEFAULT_METRICS_PORT), "port of /metrics and /healthz, 0 for none", type=int)
-    add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
+    add("probe-port", "0", "a second port that serves the probes alone; 0 for none", type=int)
     add("sample-seconds", "1", "how often GPUs are sampled", type=float)
     add(
         "outside-mps",

@@ -41,7 +41,7 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
     try:
         operator = Operator(Environment.read(os.environ))
     except ValueError as error:
-        raise kopf.PermanentError(f"an environment variable makes no sense: {error}") from error
+        raise kopf.PermanentError(f"an environment variable has an invalid value: {error}") from error
     try:
         await operator.start()
     except (ApiError, OSError) as error:  # no API server, or a port is still in use

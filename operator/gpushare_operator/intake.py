@@ -127,7 +127,7 @@ class Intake:
         return self._versions[kind].newest
 
     def start_over(self, kind: str) -> None:
-        """Take the next state of every object of a kind for news: versions count from an older one again."""
+        """Forget all versions of a kind, so that older ones count as new: etcd was restored from a backup."""
         self._versions[kind].forget()
 
 

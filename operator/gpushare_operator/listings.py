@@ -81,7 +81,7 @@ class KopfListings:
         version = int(metadata.get("resourceVersion") or 0)
         if 0 < version < listed.newest:
             _log.warning(
-                "%s is at version %d after %d, as if restored from a backup: its list is taken for the newest",
+                "%s is at version %d after %d, as if restored from a backup: versions seen before are forgotten",
                 *(self.path, version, listed.newest),
             )
             watched.start_over()

@@ -59,7 +59,7 @@ class Environment:
         """Read the process's environment.
 
         Raises:
-            ValueError: a value makes no sense; the message names the variable's value.
+            ValueError: a value is invalid; the message names the variable and its value.
         """
         found, given = parse_settings(variables), Variables(variables)
         settings = OperatorSettings(

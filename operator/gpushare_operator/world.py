@@ -66,7 +66,7 @@ class ClusterView:
         measured: Callable[[ShareKey], None] | None = None,
         joined: Iterable[JoinedWorkload] = (),
     ) -> None:
-        """Know nothing.
+        """Create an empty view.
 
         Args:
             touched: called for each key that a change affects.

@@ -178,10 +178,10 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
             'pod one: annotation gpushare.io/fraction: "1.5" asks for more than one GPU',
         ),
         (POD_YAML.replace("500m", "lots"), "pod one: 'lots' is not a quantity"),
-        (POD_YAML.replace("500m", '"-5"'), "pod one: cpu: '-5' is less than nothing"),
+        (POD_YAML.replace("500m", '"-5"'), "pod one: cpu: '-5' is negative"),
         (
             POD_YAML.replace("spec: {containers", "spec: {resources: {requests: {cpu: -5}}, containers", 1),
-            "pod one: cpu: -5 is less than nothing",
+            "pod one: cpu: -5 is negative",
         ),
         ("a: [", "is not YAML"),
         ("- 1", "a document is not a Kubernetes object"),
@@ -194,7 +194,7 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
         (POD_YAML.replace("spec: {", "spec: {affinity: {nodeAffinity: 3}, ", 1), "pod one: "),
         (
             POD_YAML.replace("metadata: {", "metadata: {ownerReferences: [{controller: true}], ", 1),
-            "pod one lacks 'uid' where one belongs",
+            "pod one lacks the required field 'uid'",
         ),
         ("[" * 5_000, "is not YAML"),
     ):

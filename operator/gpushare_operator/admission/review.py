@@ -63,7 +63,7 @@ def _check_shape(obj: object, where: str) -> None:
     for name in ("annotations", "labels"):
         for value in _mapping(metadata.get(name), f"{where}.metadata.{name}").values():
             if not isinstance(value, str):
-                raise BadReviewError(f"{where}.metadata.{name} holds what is no text")
+                raise BadReviewError(f"{where}.metadata.{name} has a value that is not text")
     _objects(metadata.get("ownerReferences"), f"{where}.metadata.ownerReferences")
     spec = _mapping(root.get("spec"), f"{where}.spec")
     for kind in ("containers", "initContainers"):

@@ -25,7 +25,7 @@ class Watched:
         joined: Iterable[JoinedWorkload] = (),
         defaults: Defaults | None = None,
     ) -> None:
-        """Know nothing yet.
+        """Create an empty view.
 
         Args:
             gpu_memory_reserve_mib: memory of each GPU that tenants never get.

@@ -45,7 +45,7 @@ def read_manifests(
                 request = request_of(pod)
             except KeyError as error:
                 raise UsageError(
-                    f"{path}: pod {pod['metadata']['name']} lacks {error} where one belongs"
+                    f"{path}: pod {pod['metadata']['name']} lacks the required field {error}"
                 ) from error
             except (ValueError, TypeError, AttributeError, OverflowError) as error:
                 raise UsageError(f"{path}: pod {pod['metadata']['name']}: {error}") from error
@@ -67,7 +67,7 @@ def _check_amounts(spec: Mapping[str, Any]) -> None:
         for amounts in (asks.get("resources") or {}).values():
             for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
                 if parse_quantity(amount) < 0:
-                    raise ValueError(f"{resource}: {amount!r} is less than nothing")
+                    raise ValueError(f"{resource}: {amount!r} is negative")
 
 
 def _check_texts(spec: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("port", "8888", "port of the verbs", type=int)
     add("metrics-host", "", "address of /metrics, /livez, /readyz and /healthz; default: all")
     add("metrics-port", "9090", "their port", type=int)
-    add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
+    add("probe-port", "0", "a second port that serves the probes alone; 0 for none", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
     add("policy", "gpushare", "placement policy", choices=POLICIES)
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)

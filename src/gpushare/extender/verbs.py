@@ -1,4 +1,4 @@
-"""The four verbs and the probes over HTTP: parse, ask the ledger, answer."""
+"""The four verbs over HTTP: parse, ask the ledger, answer."""
 
 import asyncio
 import logging

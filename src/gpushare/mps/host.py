@@ -253,7 +253,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("cgroup-root", CGROUP_ROOT, "where the node's cgroups are, writable", type=Path)
     add("listen", "", "address of /metrics and /healthz; default: all")
     add("port", DEFAULT_PORT, "0 for none", type=int)
-    add("probe-port", 0, "a port of the probes' own besides, 0 for none", type=int)
+    add("probe-port", 0, "a second port that serves the probes alone; 0 for none", type=int)
     return parser.parse_args(arguments)
 
 
