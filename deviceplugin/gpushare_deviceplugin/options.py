@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission import Defaults, JoinedWorkload, parse_joined
+from gpushare.core.admission import DEFAULT_GPU_MEMORY_RESERVE_MIB, Defaults, JoinedWorkload, parse_joined
 from gpushare.core.api import HOST_DIRECTORY, JobClass
 from gpushare.core.control import HygieneAction, HygieneSettings
 from gpushare.runtime.options import options_of
@@ -18,7 +18,6 @@ from gpushare_deviceplugin.outside import OutsidePolicy
 from gpushare_deviceplugin.pods import JAX_VARIABLES
 
 DEFAULT_METRICS_PORT: Final = 9400
-DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # the same as in gpushare.core.placement, which would load numpy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Values without an end-to-end test: nonsense is refused by name, and each reaches its processes' settings."""
 
+import re
 from typing import Any
 
 import pytest
 import yaml
-from tests.chart.chartobjects import Json, Render, containers, of_kind, workloads
+from tests.chart.chartobjects import CHART, Json, Render, containers, of_kind, workloads
 from tests.support.blocks import blocks
 
 from gpushare.core.admission import JoinedWorkload
@@ -273,3 +274,16 @@ def test_a_value_that_was_taken_away_is_the_default(render: Render, path: str) -
     found, standard = Installation(render(nested(path, None))), Installation(render({}))
     for part in ("agent", "extender", "operator", "admission", "mps", "shown"):
         assert getattr(found, part) == getattr(standard, part), part
+
+
+def test_each_setting_is_rendered_at_one_place() -> None:
+    """A second place could render another value, and an agent would then promise what no extender places by."""
+    texts = [path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()]
+    [block] = re.findall(
+        r'define "gpushare\.settings" -\}\}(.*?)\n\{\{- end \}\}\n\n', "\n".join(texts), re.DOTALL
+    )
+    values = set(re.findall(r"\.Values\.(?:policy|defaults)\.\w+", block))
+    assert len(values) > 10
+    assert {
+        value: len(re.findall(rf"{re.escape(value)}\b", "\n".join(texts))) for value in values
+    } == dict.fromkeys(values, 1)

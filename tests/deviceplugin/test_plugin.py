@@ -12,9 +12,9 @@ import grpc
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_pod
 
+from gpushare.core.admission import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.core.api import Decision
 from gpushare.core.gpu import GpuHealth, Health
-from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.mps.layout import GpuDirectory
 from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu

@@ -13,8 +13,8 @@ from livecluster import PRIVILEGES, RELEASE_NAMESPACE, Cluster, Namespace, decid
 from tests.e2e.test_upgrade import upgrade
 from troubles import says
 
+from gpushare.core.admission import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.core.api import names
-from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

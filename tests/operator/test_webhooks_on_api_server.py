@@ -16,9 +16,8 @@ import pytest
 import yaml
 from installed import lacking
 
-from gpushare.core.admission import Defaults
+from gpushare.core.admission import DEFAULT_GPU_MEMORY_RESERVE_MIB, Defaults
 from gpushare.core.api import names
-from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.kube import GPUSHARES, NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
 
 pytestmark = pytest.mark.integration

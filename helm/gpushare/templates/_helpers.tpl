@@ -328,6 +328,17 @@ GPUSHARE_JOINED_WORKLOADS: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{/* Those that a node's agent needs, one by one: a change of the others does not replace the agents. */}}
+{{- define "gpushare.agentSettings" -}}
+{{- $settings := include "gpushare.settings" . | fromYaml -}}
+{{- range list "GPUSHARE_DEFAULT_CLASS" "GPUSHARE_GPU_MEMORY_RESERVE" "GPUSHARE_MAX_SLOWDOWN" "GPUSHARE_LATENCY_MAX_SLOWDOWN" "GPUSHARE_JOINED_WORKLOADS" }}
+{{- if hasKey $settings . }}
+- name: {{ . }}
+  value: {{ get $settings . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Workload keys that mean one workload in several namespaces: "resnet50=a,b bert=a,c". */}}
 {{- define "gpushare.joinedWorkloads" -}}
 {{- $taken := dict -}}

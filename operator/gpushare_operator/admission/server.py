@@ -16,9 +16,8 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gpushare.core.admission import AdmissionPolicy, JoinedWorkload
+from gpushare.core.admission import DEFAULT_GPU_MEMORY_RESERVE_MIB, AdmissionPolicy, JoinedWorkload
 from gpushare.core.api import Reason, shown
-from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, lag_histogram, listen_at, metrics_token

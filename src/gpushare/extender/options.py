@@ -7,16 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.admission import AUTO_FRACTION
-from gpushare.core.api import JobClass
-from gpushare.core.placement import ProbationSettings, Settings, SettingsError, parse_settings
-from gpushare.core.placement import settings as installation
+from gpushare.core.placement import Settings, SettingsError, parse_settings
 from gpushare.extender.blind import DEFAULT_SECONDS
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
-from gpushare.runtime.options import options_of
+from gpushare.runtime.options import options_of, variable_of
 
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
 POLICIES: Final = ("bestfit", "gpushare")  # the others are for comparison in simulators
+SETTINGS: Final[Mapping[str, str]] = {
+    "default-class": "class of pods that name none",
+    "default-fraction": 'fraction that "auto" means without a profile',
+    "max-slowdown": "tolerated slowdown of class throughput unless a GpuShare sets another",
+    "latency-max-slowdown": "tolerated slowdown of class latency unless a GpuShare sets another",
+    "gpu-memory-reserve": "MiB of each GPU kept from tenants",
+    "probation-seconds": "how long an unknown workload has a GPU to itself; 0: never",
+    "most-probations": "how many GPUs at a time",
+    "longest-probation-seconds": "what a GpuShare gets at most where it asks for more",
+    "reserve-after-seconds": "a GPU is kept for a pod that has waited longer; 0: never",
+}
+"""Options for settings of the installation, with their help; the defaults are those of `Settings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +66,13 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("metrics-port", "9090", "their port", type=int)
     add("probe-port", "0", "a second port that serves the probes alone; 0 for none", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
-    add("policy", "gpushare", "placement policy", choices=POLICIES)
+    standard = Settings().to_mapping()
+    add("policy", standard[variable_of("policy")], "placement policy", choices=POLICIES)
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
-    add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
-    add("default-fraction", AUTO_FRACTION, 'fraction that "auto" means without a profile')
-    add("max-slowdown", "1.5", "tolerated slowdown of class throughput unless a GpuShare sets another")
-    add("latency-max-slowdown", "1.1", "tolerated slowdown of class latency unless a GpuShare sets another")
-    add(
-        "gpu-memory-reserve", str(installation.DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants"
-    )
-    probation = ProbationSettings()
-    add(
-        "probation-seconds", f"{probation.seconds:g}", "how long an unknown workload has a GPU to itself; 0: never"
-    )
-    add("most-probations", str(probation.most), "how many GPUs at a time")
-    add(
-        "longest-probation-seconds",
-        f"{probation.longest_seconds:g}",
-        "what a GpuShare gets at most where it asks for more",
-    )
-    add("freezes", "true", "whether throughput pods can be stopped for a moment", choices=["true", "false"])
-    add(
-        "reserve-after-seconds",
-        f"{installation.DEFAULT_RESERVE_AFTER_SECONDS:g}",
-        "a GPU is kept for a pod that has waited longer; 0: never",
-    )
+    for name, text in SETTINGS.items():
+        add(name, standard[variable_of(name)], text)
+    freezes = "whether throughput pods can be stopped for a moment"
+    add("freezes", standard[variable_of("freezes")], freezes, choices=["true", "false"])
     add(
         "fence-timeout",
         str(FENCE_TIMEOUT_SECONDS),
@@ -99,22 +90,10 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     read = parser.parse_args(list(arguments))
 
     try:
-        settings = parse_settings(
-            {
-                **environment,  # what has no option of its own
-                installation.POLICY: read.policy,
-                installation.DEFAULT_CLASS: read.default_class,
-                installation.DEFAULT_FRACTION: read.default_fraction,
-                installation.MAX_SLOWDOWN: read.max_slowdown,
-                installation.LATENCY_MAX_SLOWDOWN: read.latency_max_slowdown,
-                installation.GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
-                installation.PROBATION_SECONDS: read.probation_seconds,
-                installation.MOST_PROBATIONS: read.most_probations,
-                installation.LONGEST_PROBATION: read.longest_probation_seconds,
-                installation.FREEZES: read.freezes,
-                installation.RESERVE_AFTER: read.reserve_after_seconds,
-            }
-        )
+        given = {
+            variable_of(name): getattr(read, name.replace("-", "_")) for name in ("policy", "freezes", *SETTINGS)
+        }
+        settings = parse_settings({**environment, **given})  # the environment has what is no option
     except SettingsError as error:
         parser.error(str(error))
     if read.best_nodes < 0:

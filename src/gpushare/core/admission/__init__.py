@@ -22,6 +22,7 @@ from gpushare.core.admission.ownership import (
 )
 from gpushare.core.admission.resolve import (
     AUTO_FRACTION,
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
     Defaults,
     Needs,
     refuse_undivided,
@@ -47,6 +48,7 @@ from gpushare.core.admission.tolerations import tolerations_of
 
 __all__ = [
     "AUTO_FRACTION",
+    "DEFAULT_GPU_MEMORY_RESERVE_MIB",
     "DEFAULT_MAX_SELECTORS",
     "DEPLOYMENT",
     "AdmissionPolicy",

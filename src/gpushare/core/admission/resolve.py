@@ -28,6 +28,9 @@ AUTO_FRACTION: Final = "0.5"
 GPU_TAINTS: Final = ("nvidia.com/gpu", f"{names.GROUP}/gpus")
 """Keys of the taints that keep other pods off GPU nodes, as GKE and most node groups of EKS have them."""
 
+DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
+"""MiB of each GPU that tenants do not get, for the MPS server's own context."""
+
 T = TypeVar("T")
 
 

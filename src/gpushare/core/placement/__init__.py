@@ -36,7 +36,6 @@ from gpushare.core.placement.probation import (
 from gpushare.core.placement.recap import NewCap, cap_anew
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
-    DEFAULT_GPU_MEMORY_RESERVE_MIB,
     DEFAULT_RESERVE_AFTER_SECONDS,
     Settings,
     SettingsError,
@@ -57,7 +56,6 @@ from gpushare.core.placement.window_starts import WindowStarts
 
 __all__ = [
     "AGENT_AWAY",
-    "DEFAULT_GPU_MEMORY_RESERVE_MIB",
     "DEFAULT_RESERVE_AFTER_SECONDS",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",

@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.admission import AUTO_FRACTION, Defaults, JoinedWorkload, parse_joined
+from gpushare.core.admission import (
+    AUTO_FRACTION,
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    Defaults,
+    JoinedWorkload,
+    parse_joined,
+)
 from gpushare.core.api import Rejection, parse_class, parse_fraction
 from gpushare.core.placement.policies import NAMES
 from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
 
-DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
-"""MiB of each GPU that tenants do not get, for the MPS server's own context."""
 DEFAULT_RESERVE_AFTER_SECONDS: Final = 1800.0
 """Seconds after which a GPU is kept for a waiting pod (docs/measurements/jobs.md)."""
 
