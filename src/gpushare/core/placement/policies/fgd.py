@@ -1,18 +1,17 @@
 """Fragmentation gradient descent: Weng et al., "Beware of Fragmentation", USENIX ATC'23, algorithm 2."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.placement.fragmentation import FragmentTables, Mix, open_share
-from gpushare.core.placement.policies.base import Deterministic
-from gpushare.core.placement.state import GPU_MILLI, BoolArray, ClusterState, FloatArray, IntArray, Shape
+from gpushare.core.placement.policies.base import ScoresGpus
+from gpushare.core.placement.state import GPU_MILLI, ClusterState, FloatArray, IntArray, Shape
 
 _POINTS: Final = 100.0  # kube-scheduler's scale; the published scores are whole points
 
 
-class Fgd(Deterministic):
+class Fgd(ScoresGpus):
     """The node and GPU where the expected fragmentation grows least under a known mix of arrivals."""
 
     name = "fgd"
@@ -20,21 +19,6 @@ class Fgd(Deterministic):
     def __init__(self, mix: Mix) -> None:
         self._mix = mix
         self._tables: FragmentTables | None = None
-
-    def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """Return the best GPU's score on each node."""
-        scores = self._scores(state, shape, rows)
-        if scores.ndim == 1:
-            return scores
-        best: FloatArray = np.where(gpu_fits, scores, -1.0).max(axis=0)
-        return best
-
-    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """Return the GPU with the best score, the first among equals; whole GPUs are all equal."""
-        scores = self._scores(state, shape, np.array([row]))
-        if scores.ndim == 1:
-            return super().pick(state, shape, row, slots)
-        return (max(slots, key=scores[:, 0].__getitem__),)
 
     def _scores(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
         """Return points of each node for whole GPUs and none, or of each GPU (width, rows) for a part of one."""

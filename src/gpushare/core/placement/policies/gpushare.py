@@ -14,7 +14,7 @@ the end:
 docs/placement.md has the measurements behind each of these, one by one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Final
@@ -23,9 +23,9 @@ from weakref import ref
 import numpy as np
 
 from gpushare.core.placement.fragmentation import FragmentTables, Mix, open_share
-from gpushare.core.placement.policies.base import Deterministic
+from gpushare.core.placement.policies.base import ScoresGpus
 from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest, Shape
-from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
+from gpushare.core.placement.state import ClusterState, FloatArray, IntArray
 
 HORIZON: Final = 64
 """Arrivals that a gap is expected to see; the policy does not wait for kinds rarer than one in this many. Between
@@ -46,7 +46,7 @@ _PRIOR: Final[Mapping[Shape, float]] = {
 """Mix that is assumed while nothing runs: every tenth of a GPU equally often. It has the weight of ten pods."""
 
 
-class GpuShareFit(Deterministic):
+class GpuShareFit(ScoresGpus):
     """The node and GPU where the expected final fill of the node's free GPUs shrinks least."""
 
     name = "gpushare"
@@ -92,21 +92,6 @@ class GpuShareFit(Deterministic):
         """Return a value that changes when the mix has been learnt anew."""
         self._current(state)
         return self._generation
-
-    def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """Return the best GPU's score on each node."""
-        scores = self._scores(state, shape, rows)
-        if scores.ndim == 1:
-            return scores
-        best: FloatArray = np.where(gpu_fits, scores, -np.inf).max(axis=0)
-        return best
-
-    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """Return the GPU with the best score, the first among equals; whole GPUs are all equal."""
-        scores = self._scores(state, shape, np.array([row]))
-        if scores.ndim == 1:
-            return super().pick(state, shape, row, slots)
-        return (max(slots, key=scores[:, 0].__getitem__),)
 
     def worth_kept(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
         """Return the worth that is kept, in grains, by GPU for a part of one; (width, rows)."""
