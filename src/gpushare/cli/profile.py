@@ -16,7 +16,7 @@ from gpushare.cli.columns import Column, show
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
-from gpushare.cli.profiles import show_profiles
+from gpushare.cli.profile_show import show_profiles
 from gpushare.core.gpu import Counters, Devices, DevicesError, GpuInfo, GpuSample, mean_counters
 from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, utilization
 
