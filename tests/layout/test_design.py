@@ -56,3 +56,13 @@ def test_readme_links_the_file_that_decides() -> None:
 def test_a_name_that_is_gone_is_noticed() -> None:
     with pytest.raises((ImportError, AttributeError)):
         resolve("core.placement.refusal")
+
+
+def test_the_page_of_placement_names_every_module_of_the_decision() -> None:
+    """So the way from README to a rule ends at a module: `decide`, the page's table, the module."""
+    folder = ROOT / "src/gpushare/core/placement"
+    modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+    rows = re.findall(r"^\| (`.+?`) \| ", (ROOT / "docs/placement.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(modules) > 25
+    assert not modules - named
