@@ -108,9 +108,8 @@ async def measure(
             idle_before, busy_before = machine_seconds()
             cpu_before = {name: latency.cpu_seconds(process.pid) for name, process in plane.processes.items()}
             profile = {"schedulerName": "gpushare-scheduler", "percentageOfNodesToScore": percentage}
-            plane.start_scheduler(
-                profiles=[profile]
-            )  # all pods wait already: scheduling is measured, not creation
+            # All pods wait already: scheduling is measured, not creation.
+            plane.start_scheduler(profiles=[profile])
             profiling = [
                 asyncio.to_thread(plane.profile, name, PROFILE_SECONDS, profiles)
                 for name in ("scheduler", "apiserver")

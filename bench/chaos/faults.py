@@ -25,12 +25,13 @@ from bench.chaos.plan import TRAITS, Ends, FaultKind, PlannedFault
 FILLER: Final = ".chaos-fill"
 SLOW_STOP_SECONDS, SLOW_RUN_SECONDS = 0.3, 0.1
 MOST_FILL_BYTES: Final = 256 * 2**20  # a file system that is larger is not ours to fill
+# Those that speak to the API server.
 REAL_PARTS: Final = (
     Component.OPERATOR,
     Component.ADMISSION,
     Component.SCHEDULER,
     Component.AGENT,
-)  # those that speak to the API server
+)
 K = FaultKind
 
 

@@ -101,9 +101,8 @@ def _turnaround(
 ) -> bool:
     from bench.sharing.local import LocalLauncher  # noqa: PLC0415 - the agent, for this comparison only
 
-    work = Path(
-        tempfile.mkdtemp(prefix="gs-", dir="/tmp")
-    )  # short: a unix socket's path has at most 107 characters
+    # Short: a unix socket's path has at most 107 characters.
+    work = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     launcher = LocalLauncher(
         work,
         machine.gpu,

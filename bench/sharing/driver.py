@@ -33,9 +33,8 @@ _START_SECONDS: Final = 1.5  # of a job: context, build, warm-up; a first guess
 _POD_START_SECONDS: Final = 8.0  # the same with PyTorch's import; a first guess
 _POD_SECONDS: Final = 2.0  # of a pod, before its process begins
 _END_SECONDS: Final = 10.0  # kept free at the end of a session: pods end, and the records are written
-_SAME_MACHINE: Final = timedelta(
-    minutes=60
-)  # so long what a program does alone on a machine is not measured again
+# For this long, what a program does alone on a machine is not measured again.
+_SAME_MACHINE: Final = timedelta(minutes=60)
 _MAY_FIT: Final = 0.65  # runs of twelve jobs on an H200 took 0.69 to 0.98 of what is expected at most
 _TRIES: Final = 2  # of a program alone, and of its signature
 _WORLD_SECONDS: Final = 10.0

@@ -77,9 +77,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("directory", HOST_DIRECTORY, "the node's gpushare directory", type=Path)
     add("kubelet-directory", "/var/lib/kubelet", "kubelet's directory", type=Path)
     add("plugins-directory", "", "where the front takes the plugin in kubelet's place; set by the front")
-    simulated = environment.get(
-        "GPUSHARE_SIMULATED_GPUS", ""
-    )  # the chart uses this one name for the agent and the MPS host
+    # The chart uses this one name for the agent and the MPS host.
+    simulated = environment.get("GPUSHARE_SIMULATED_GPUS", "")
     add("simulated", simulated, 'simulated GPUs instead of real ones, such as "H200:2"')
     add("dcgm-url", "", "dcgm-exporter's metrics on this node, for GPUs before Hopper")
     add("models", "", "folder of the interference models of further GPUs (docs/guide/other-gpus.md)")

@@ -102,9 +102,8 @@ async def test_a_promise_that_a_measured_neighbour_broke_is_kept_again(node: Liv
     await until("the promise broken and kept", lambda: kept_after(victim, told.promise_ratio, began) is not None)
     assert_soon_kept(node, victim, told.promise_ratio, began, delays)
     beside = table().under([victim.workload, bad.workload], [[40, 100]])[0, 0]
-    lowest = min(
-        progress for at, progress in victim.look() if at > began
-    )  # a second's mean, soon with the throttle
+    # A second's mean, soon with the throttle.
+    lowest = min(progress for at, progress in victim.look() if at > began)
     assert beside - 0.01 < lowest < told.promise_ratio
     await until("told of the throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
 

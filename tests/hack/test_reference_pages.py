@@ -90,9 +90,8 @@ def test_the_page_of_the_names_is_fresh() -> None:
 
 def test_the_page_names_every_key_that_the_sources_and_the_chart_use_and_no_other() -> None:
     key = re.compile(r"(?<![\w.-])gpushare\.io/([a-z][a-z-]*)(?![\w/])")
-    used = {
-        f"{names.GROUP}/{word}" for word in ("allow-latency", "allow-isolated")
-    }  # the chart puts these together
+    # The chart puts these together.
+    used = {f"{names.GROUP}/{word}" for word in ("allow-latency", "allow-isolated")}
     for folder, suffixes in (("src", {".py"}), ("operator", {".py"}), ("deviceplugin", {".py"}), ("helm", None)):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and (suffixes is None or path.suffix in suffixes):

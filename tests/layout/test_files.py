@@ -1,12 +1,17 @@
 """Files of a readable size, laid out by ruff alone."""
 
 import ast
+import io
+import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MOST_LINES = 600
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Assert)
+CLOSED_WITH_COMMENT = re.compile(r"^\s*[)\]}].*  # ", re.MULTILINE)
 SKIP = "fmt: " + "skip"  # not as one word, lest this file be found
 
 
@@ -37,3 +42,39 @@ def test_no_number_is_wrapped_round_its_comment() -> None:
         and node.end_lineno != node.lineno
     ]
     assert not wrapped
+
+
+def head_of(node: ast.stmt) -> tuple[str, int] | None:
+    """A simple statement, or a condition's first line, on one line, and the line on which the written one ends."""
+    if isinstance(node, ast.If | ast.While):
+        word = "if" if isinstance(node, ast.If) else "while"
+        return f"{word} {ast.unparse(node.test)}:", node.body[0].lineno - 1
+    if isinstance(node, SIMPLE):
+        return ast.unparse(node), node.end_lineno or node.lineno
+    return None
+
+
+def wrapped(source: str) -> Iterator[int]:
+    """Lines of statements that would fit on one, but for the comment behind them."""
+    if not CLOSED_WITH_COMMENT.search(source):
+        return
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        head = head_of(node) if isinstance(node, ast.stmt) else None
+        if head is None or head[1] == node.lineno or comments.get(head[1], "noqa").find("noqa") >= 0:
+            continue
+        is_alone = not any(line in comments for line in range(node.lineno, head[1]))
+        is_closing = lines[head[1] - 1].lstrip()[:1] in (")", "]", "}") and not lines[head[1] - 2].endswith(",")
+        if is_alone and is_closing and node.col_offset + len(head[0]) <= 115:
+            yield node.lineno
+
+
+def test_no_statement_is_wrapped_round_its_comment() -> None:
+    assert not [f"{path.relative_to(ROOT)}:{line}" for path in files() for line in wrapped(path.read_text())]
+
+
+def test_a_statement_that_is_wrapped_round_its_comment_is_found() -> None:
+    assert list(wrapped("a = f(\n    1\n)  # why\nif (\n    a\n):  # why not\n    pass\n")) == [1, 4]
+    assert not list(wrapped("# why\na = f(1)\nb = [\n    1,\n]  # two\nc = f(\n    1,  # one\n)\n"))

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+# Where ours are found.
 PATHS: Final = (
     ".",
     "src",
@@ -23,7 +24,7 @@ PATHS: Final = (
     "hack",
     "tests/support",
     "tests/gpu",
-)  # where ours are found
+)
 FOLDERS: Final = {"bench": ".", "hack": "hack", "tests/support": "tests/support", "tests/gpu": "tests/gpu"}
 ON_GPU_MACHINES_ONLY: Final = {"torch", "cupy"}
 

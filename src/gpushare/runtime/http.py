@@ -151,9 +151,8 @@ class MetricsServer:
         self._limits = limits or HttpLimits()
         self._socket = listen_at(address, port, backlog=self._limits.connections)
         self.port: int = self._socket.getsockname()[1]
-        self._waiting: dict[
-            asyncio.StreamWriter, asyncio.Task[None]
-        ] = {}  # connections waiting for a request, the oldest first
+        # Connections waiting for a request, the oldest first.
+        self._waiting: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._answering: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()

@@ -196,10 +196,7 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
         if not fits_format(node) or node.cpu_milli is None or node.memory_mib is None:
             raise ValueError(f"node {node.name} does not fit the trace format")
         model, memory = (node.gpus[0].model, node.gpus[0].memory_mib) if node.gpus else ("", None)
-        cpu_milli, memory_mib = (
-            max(node.cpu_milli, 0),
-            max(node.memory_mib, 0),
-        )  # below 0 if too much is requested
+        cpu_milli, memory_mib = max(node.cpu_milli, 0), max(node.memory_mib, 0)  # below 0 if too much is requested
         table.writerow([node.name, cpu_milli, memory_mib, len(node.gpus), model, memory or ""])
     return out.getvalue()
 

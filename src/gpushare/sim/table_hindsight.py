@@ -219,9 +219,8 @@ class Hindsight:
             None if self.changes_caps or tenant.job == newcomer else tenant.thread_percentage for tenant in tenants
         ]
         best = self.search.best(askers, caps)
-        if (
-            best is None
-        ):  # without a tenant that left, a window shows less than with it, so no choice keeps every promise
+        # Without a tenant that left, a window shows less than with it, so no choice keeps every promise.
+        if best is None:
             cluster.throttle(gpu, {})
             return
         cluster.cap(gpu, {t.job: cap for t, cap in zip(tenants, best.caps, strict=True)})

@@ -42,9 +42,8 @@ def test_a_light_neighbour_is_expected_to_cost_nothing_and_may_still_prove_other
     response = Response.unseen(1.0).beside(["heavy", "light"])
     for _ in range(10):
         response = response.after({"heavy": 1.0, "light": 1.0}, 0.7, 0.05)
-    assert (
-        response.effect("light") + response.effect_error("light") > 0.2
-    )  # shared evenly, as nothing tells them apart
+    # Shared evenly, as nothing tells them apart.
+    assert response.effect("light") + response.effect_error("light") > 0.2
     told = response.beside(response.neighbours, {"light"})
     assert told.effect("light") + told.effect_error("light") < 0.06
     both = {"heavy": 1.0, "light": 1.0}

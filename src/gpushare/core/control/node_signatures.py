@@ -107,15 +107,13 @@ class NodeSignatures:
         self._candidates: dict[_Key, OtherPhase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
         self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
-        self._read: dict[
-            _Key, tuple[WorkloadPhase, ...]
-        ] = {}  # phases that GpuShares hold, as they were read last
+        # Phases that GpuShares hold, as they were read last.
+        self._read: dict[_Key, tuple[WorkloadPhase, ...]] = {}
         self._usual_seconds: dict[_Key, float] = {}  # seen at the usual work
         self._peaks: dict[_Key, int] = {}  # most device memory of a pod, MiB
         self._curves: dict[_Key, tuple[object, Mapping[int, float]]] = {}  # what `_grown` last made, of what
-        self._told: dict[
-            _Key, tuple[object, WorkloadSignature | None]
-        ] = {}  # what `_phase_news` last said, of what
+        # The last answer of `_phase_news`, and what it was made of.
+        self._told: dict[_Key, tuple[object, WorkloadSignature | None]] = {}
 
     def of(self, pod: ReadPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was measured on one, alone or in place.

@@ -35,9 +35,8 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
         shape = self.value.shape
 
         def back(g: Array) -> Array:
-            if isinstance(
-                where, tuple
-            ):  # kinds x tenants: a product with the one-hot matrix is much faster than np.add.at
+            # Kinds x tenants: a product with the one-hot matrix is much faster than np.add.at.
+            if isinstance(where, tuple):
                 chosen = np.eye(shape[1])[where[1].ravel()]
                 return np.asarray(g.reshape(shape[0], -1) @ chosen)
             full = np.zeros(shape)

@@ -44,9 +44,8 @@ def main(path: str) -> None:
         print(f"{program:28s}  " + "  ".join(f"{cap}%: {ratio:.2f}" for cap, ratio in sorted(spread.items())))
 
 
-Pair = tuple[
-    tuple[float, ...], tuple[float, ...]
-]  # progress relative to the mean, and to the fastest window alone
+# Progress relative to the mean, and to the fastest window alone.
+Pair = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def progress(data: Dataset, run: Run) -> Pair:
