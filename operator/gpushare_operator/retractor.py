@@ -27,7 +27,18 @@ from gpushare.core.control import (
     RetractionRecord,
     RetractionSituation,
 )
-from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
+from gpushare.kube import (
+    GPUSHARES,
+    PODS,
+    Api,
+    ApiError,
+    Conflict,
+    EventType,
+    Json,
+    NotFound,
+    Retryable,
+    record_event,
+)
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import EvictionRefusal, OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports
@@ -313,14 +324,22 @@ class Retractor:
         """Ask the API server to evict a pod."""
         try:
             await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
-        except NotFound:
-            return _EvictionOutcome.GONE  # the watch is about to report it
         except ApiError as error:
+            if isinstance(error, NotFound) or (isinstance(error, Conflict) and await self._is_gone(pod)):
+                return _EvictionOutcome.GONE  # the watch is about to report it
             reason = self._refusals.add(pod.uid, now, error)
             self._metrics.retractions_refused.labels(reason).inc()
             _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
             return _EvictionOutcome.REFUSED
         return _EvictionOutcome.ACCEPTED
+
+    async def _is_gone(self, pod: PodView) -> bool:
+        """Return whether the API server has no pod of this name, or another one, such as a StatefulSet's next."""
+        try:
+            present = await self._api.get(PODS, pod.name, namespace=pod.namespace)
+        except ApiError as error:
+            return isinstance(error, NotFound)
+        return bool(present["metadata"]["uid"] != pod.uid)
 
     async def _done(self, key: ShareKey, recorded: tuple[RetractionRecord, ...]) -> None:
         self._metrics.retractions.inc()

@@ -12,7 +12,7 @@ import pytest
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares, decide, pod
 
 from gpushare.core.api import GpuNodeStatus, GpuStatus, Phase, Retraction, TenantStatus, TenantTrouble, to_json
-from gpushare.kube import EVENTS, GPUNODES, PODS, AlreadyExists, Api, Resource, Retryable
+from gpushare.kube import EVENTS, GPUNODES, PODS, AlreadyExists, Api, Conflict, Resource, Retryable
 
 pytestmark = pytest.mark.integration
 
@@ -152,6 +152,14 @@ async def test_a_budget_holds_a_retraction_and_a_killed_operator_does_it_once(
             return found == {"Pod", "GpuShare"}
 
         await until(told)
+
+
+async def test_a_pod_of_another_uid_is_not_evicted_but_a_conflict(real_api: Api, namespace: str) -> None:
+    """From which the retractor learns that the pod which was to leave is gone."""
+    made = await running_pod(real_api, namespace, "new")
+    with pytest.raises(Conflict):
+        await real_api.evict("new-0", namespace=namespace, uid="00000000-0000-0000-0000-000000000000")
+    assert (await real_api.get(PODS, "new-0", namespace=namespace))["metadata"]["uid"] == made["metadata"]["uid"]
 
 
 async def test_an_operator_killed_right_after_the_eviction_records_it_once(

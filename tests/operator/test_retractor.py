@@ -23,7 +23,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import known_of
-from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, NotFound, Retryable
+from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Conflict, Forbidden, NotFound, Resource, Retryable
 from gpushare.kube.fake import FakeApi
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
@@ -38,13 +38,22 @@ WHY = "old makes 0.52 of what it makes alone, promised are 0.60"
 
 
 class EvictingApi(FakeApi):
-    """The fake API server, on which an evicted pod stays for its grace period; `errors` come first."""
+    """The fake API server, on which an evicted pod stays for its grace period; `errors` come first.
+
+    A pod that is asked for is `read_first` while that is set: what the watch has not brought yet.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[ApiError] = []
+        self.read_first: Json | None = None
         self.evicted: list[str] = []
         self.tried = 0
+
+    async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
+        if resource == PODS and self.read_first is not None:
+            return self.read_first
+        return await super().get(resource, name, namespace=namespace)
 
     async def evict(self, name: str, *, namespace: str, uid: str | None = None, **_: Any) -> None:
         self.tried += 1
@@ -265,6 +274,28 @@ async def test_a_pod_that_is_gone_is_not_evicted_again_while_the_watch_is_behind
     await bench.settle()
     (record,) = bench.share("new").status.retractions
     assert (record.pod_uid, record.until is not None) == ("uid-new", True), "it left, whoever made it leave"
+
+
+CONFLICT = Conflict("the UID in the precondition does not match the UID in record", status=409, reason="Conflict")
+
+
+async def test_a_pod_whose_name_another_has_by_now_is_gone(bench: Bench) -> None:
+    """Before: refused, and tried again with back-off for as long as the watch showed the former pod."""
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [CONFLICT] * 99
+    bench.api.read_first = {"metadata": {"name": "new", "namespace": "shop", "uid": "uid-of-its-successor"}}
+    await bench.settle(40)
+    assert bench.api.tried == 1
+    assert bench.told("Retracted") == []
+    assert bench.value("gpushare_retractions_refused_total", {"reason": "EvictionFailed"}) == 0
+
+
+async def test_a_conflict_about_a_pod_that_is_still_present_is_a_refusal(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [CONFLICT]
+    await bench.settle(20)
+    assert (bench.api.tried, bench.api.evicted) == (2, ["new"])
+    assert bench.value("gpushare_retractions_refused_total", {"reason": "EvictionFailed"}) == 1
 
 
 async def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_nobody_up(bench: Bench) -> None:
