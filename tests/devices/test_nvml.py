@@ -546,7 +546,7 @@ def test_what_an_old_driver_lacks_is_named(
         devices = NvmlDevices.open(clock)
         assert devices.sample(UUID) is None
     too_old = "this driver is too old: its NVML has no"
-    assert f"XID errors cannot be watched: {too_old} nvmlEventSetCreate" in caplog.text
+    assert f"XID errors of GPU {UUID} cannot be watched: {too_old} nvmlEventSetCreate" in caplog.text
     assert f"GPM cannot be used: {too_old} nvmlGpmQueryDeviceSupport" in caplog.text
     assert devices.health(UUID).health is Health.HEALTHY
     clock.sleep(1)

@@ -17,7 +17,7 @@ UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000001"
 HANDLE = 0x7F00_1234_5678  # of more than 32 bits, as real ones
 OTHER_UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000002"
 OTHER_HANDLE = 0x7F00_1235_5678
-EVENTS = 0x7F00_AAAA_0000
+FIRST_EVENT_SET = 0x7F00_AAAA_0000
 FIRST_SAMPLE = 0x7F00_BBBB_0000
 MIB = 2**20
 UNKNOWN = 2**64 - 1  # what NVML says of memory that it cannot tell
@@ -54,6 +54,9 @@ class FakeNvml:
         broken_gpus: how many further GPUs are counted that cannot be opened.
         clock_mhz: the SM clock now; clocks: of further GPUs by handle, which have nothing else; clock_reads: how
             often clocks were read.
+        events: (handle, XID) of events that came; each goes to the event set of its GPU. event_device: what they
+            give as their device, if not the GPU's handle. loses_waits: whether a wait fails for a set with a lost
+            GPU.
         clients, processes, graphics: (pid, bytes) as the lists of MPS clients, of compute processes and of
             graphics name them.
         broken: what went wrong inside the fake; `installed` raises it.
@@ -76,6 +79,9 @@ class FakeNvml:
         self.graphics: list[tuple[int, int]] = []
         self.names = {10: b"/usr/bin/nvidia-cuda-mps-server"}
         self.events: list[tuple[int, int]] = []
+        self.event_device: int | None = None
+        self.loses_waits = False
+        self.event_sets: dict[int, set[int]] = {}  # the GPUs that are registered in each
         self.recovery_action = 0
         self.clock_mhz = 1980
         self.clocks: dict[int, int] = {}
@@ -212,28 +218,35 @@ class FakeNvml:
 
     @c_function(c_void_p)
     def nvmlEventSetCreate(self, events: int) -> None:
-        put(c_void_p, events, EVENTS)
+        made = next(a for a in range(FIRST_EVENT_SET, FIRST_EVENT_SET + 4096, 64) if a not in self.event_sets)
+        self.event_sets[made] = set()
+        put(c_void_p, events, made)
 
     @c_function(c_void_p, c_ulonglong, c_void_p)
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: int) -> int:
-        assert (kinds, events) == (pynvml.nvmlEventTypeXidCriticalError, EVENTS)
+        assert kinds == pynvml.nvmlEventTypeXidCriticalError
+        self.event_sets[events].add(handle)
         return self._check(handle)
 
     @c_function(c_void_p, c_void_p, c_uint)
     def nvmlEventSetWait_v2(self, events: int, data: int, timeout_ms: int) -> int | None:
         assert timeout_ms == 0, "the sampling loop must never wait"
-        assert events == EVENTS
-        if not self.events:
+        watched = self.event_sets[events]
+        if self.loses_waits and watched & self.lost:
+            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
+        at = next((number for number, (device, _) in enumerate(self.events) if device in watched), None)
+        if at is None:
             return int(pynvml.NVML_ERROR_TIMEOUT)
-        device, xid = self.events.pop(0)
-        put(c_void_p, data, device)  # the structure's first field
+        device, xid = self.events.pop(at)
+        put(c_void_p, data, self.event_device or device)  # the structure's first field
         pynvml.c_nvmlEventData_t.from_address(data).eventData = xid
         return None
 
     @c_function(c_void_p)
     def nvmlEventSetFree(self, events: int) -> int:
-        assert events == EVENTS
-        return self._check(HANDLE)
+        freed = self.event_sets.pop(events)
+        self.events = [event for event in self.events if event[0] not in freed]
+        return max(map(self._check, freed), default=0)
 
     @c_function(c_void_p, c_void_p)
     def nvmlGpmQueryDeviceSupport(self, handle: int, support: int) -> int:

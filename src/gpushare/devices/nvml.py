@@ -134,6 +134,8 @@ class NvmlDevices:
         return self._infos
 
     def _reopen(self) -> None:
+        for uuid in self._handles:
+            self._xid.collect(uuid)  # closing frees what is unread
         known = self._xid.last
         missing = self._lost | (self._known - self._handles.keys())
         self.close()
@@ -168,6 +170,7 @@ class NvmlDevices:
         try:
             pynvml.nvmlDeviceGetMemoryInfo(handle)
         except pynvml.NVMLError as error:
+            self._xid.collect(uuid)
             self._lost.add(uuid)
             self._splits.pop(uuid, None)
             return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {explain(error)}")

@@ -1,11 +1,10 @@
 """XID errors: the driver's reports that a GPU has failed, and what it needs to recover."""
 
 import contextlib
-import ctypes
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
@@ -22,7 +21,6 @@ QUIET_SECONDS: Final = 60.0  # how long no further XID may come before the drive
 # 0.01% of one.
 ACTION_SECONDS: Final = 10.0
 MOST_EVENTS: Final = 256  # taken at once; the others at the next look, a second later
-_OF_ANY: Final = " of one of this node's GPUs, it is not known which"
 _NEEDS: Final = {  # as in nvml.h; 5 to 7 have no name in older versions of pynvml
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "the GPU needs a reset",
     pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the node needs a reboot",
@@ -40,17 +38,10 @@ class XidReport:
 
     Attributes:
         at: when it came, on the clock.
-        is_named: whether the driver said which GPU it is of; else it counts for all of the node.
     """
 
     number: int
     at: float
-    is_named: bool = True
-
-    @property
-    def summary(self) -> str:
-        """Return the number, with the doubt if it may be another GPU's."""
-        return f"XID {self.number}{'' if self.is_named else _OF_ANY}"
 
 
 class XidWatch:
@@ -60,6 +51,10 @@ class XidWatch:
     recovery action is needed any more.
     With drivers that cannot report this (before r555) a GPU stays unhealthy until it was lost and is found again
     or the agent, and with it NVML, restarts.
+
+    Each GPU has an event set of its own, which gets that GPU's events alone (seen with XID 31 on an H200, driver
+    580.159.04; a wait takes 2 us). A wait may fail with GPU_IS_LOST for as long as a GPU of its set is lost, and
+    an event of a GPU that fell off the bus does not tell its UUID.
 
     Attributes:
         last: by GPU, the last critical XID.
@@ -74,22 +69,18 @@ class XidWatch:
         self._clock = clock
         self.last: dict[str, XidReport] = dict(last or {})
         self._actions: dict[str, tuple[float, int | None]] = {}  # by GPU, when we asked and what it needs
-        self._events: Any = None
-        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
-        try:
-            self._events = pynvml.nvmlEventSetCreate()
-        except pynvml.NVMLError as error:
-            _log.warning("XID errors cannot be watched: %s", explain(error))
-            return
+        self._events: dict[str, Any] = {}  # by GPU, its event set
+        self._unwatched: set[str] = set()  # GPUs whose last wait failed
         for uuid, handle in handles.items():
             try:
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+                self._events[uuid] = pynvml.nvmlEventSetCreate()
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events[uuid])
             except pynvml.NVMLError as error:
                 _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, explain(error))
 
     def health(self, uuid: str, handle: Any) -> GpuHealth:
         """Return a GPU's health, judged by its XIDs and by the recovery action that the driver asks for."""
-        self._collect()
+        self.collect(uuid)
         last = self.last.get(uuid)
         if last is None:
             need = _need(self._action(uuid, handle, ACTION_SECONDS))
@@ -103,7 +94,7 @@ class XidWatch:
             _log.info("GPU %s recovered from XID %d", uuid, last.number, extra={"gpu": uuid, "xid": last.number})
             return GpuHealth(Health.HEALTHY)
         need = _need(action) or "the GPU may need a reset"
-        return GpuHealth(Health.UNHEALTHY, f"{last.summary}: see NVIDIA's list of XID errors; {need}")
+        return GpuHealth(Health.UNHEALTHY, f"XID {last.number}: see NVIDIA's list of XID errors; {need}")
 
     def _action(self, uuid: str, handle: Any, max_age_seconds: float) -> int | None:
         """Return the recovery action that a GPU needs; None if the driver cannot report it."""
@@ -126,59 +117,32 @@ class XidWatch:
             _log.info("GPU %s was found again after XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
 
     def close(self) -> None:
-        """Free the event set."""
-        if self._events is not None:
+        """Free the event sets."""
+        for events in self._events.values():
             with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlEventSetFree(self._events)
-            self._events = None
+                pynvml.nvmlEventSetFree(events)
+        self._events.clear()
 
-    def _collect(self) -> None:
-        """Take what has come, no more than `MOST_EVENTS`: a driver that always has another must not hold the loop.
+    def collect(self, uuid: str) -> None:
+        """Take up to `MOST_EVENTS` of a GPU's events: a driver that always has another must not hold the loop.
 
         A wait that fails, such as with GPU_IS_LOST, is not repeated before the next call, as it may fail again.
         """
-        for _ in range(MOST_EVENTS):
-            if self._events is None:
-                return
+        for _ in range(MOST_EVENTS if uuid in self._events else 0):
             try:
-                event = pynvml.nvmlEventSetWait(self._events, 0)
-            except pynvml.NVMLError:  # a timeout (nothing happened), or a lost GPU, which the memory query reports
+                event = pynvml.nvmlEventSetWait(self._events[uuid], 0)
+            except pynvml.NVMLError_Timeout:  # nothing happened
+                self._unwatched.discard(uuid)
+                return
+            except pynvml.NVMLError as error:
+                if uuid not in self._unwatched:
+                    self._unwatched.add(uuid)
+                    _log.warning("XID errors of GPU %s cannot be watched now: %s", uuid, explain(error))
                 return
             xid = int(event.eventData)
-            if xid in APPLICATION_XIDS:
-                continue
-            uuid = self._named(event)
-            if uuid is not None:
+            if xid not in APPLICATION_XIDS:
                 _log.error("GPU %s reports XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
                 self.last[uuid] = XidReport(xid, self._clock())
-                continue
-            _log.error(
-                "XID %d of a GPU that the driver does not name: no GPU of this node gets new pods",
-                xid,
-                extra={"xid": xid},
-            )
-            now = self._clock()
-            for each in self._uuids.values():
-                self.last[each] = replace(self.last.get(each, XidReport(xid, now, is_named=False)), at=now)
-
-    def _named(self, event: Any) -> str | None:
-        """Return the GPU of an event; None if the driver does not say.
-
-        By its handle: an event has the one by which we registered the GPU (seen with XID 31 on an H200, driver
-        580.159.04), and one that fell off the bus does not tell its UUID any more.
-        """
-        known = self._uuids.get(_address(event.device))
-        if known is not None:
-            return known
-        try:
-            return str(pynvml.nvmlDeviceGetUUID(event.device))
-        except pynvml.NVMLError:
-            return None
-
-
-def _address(handle: Any) -> int | None:
-    """Return what a handle points to, which is the same for each handle of a GPU until NVML is closed."""
-    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _recovery_action(handle: Any) -> int | None:
