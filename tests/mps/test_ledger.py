@@ -2,12 +2,13 @@ import dataclasses
 import json
 import os
 import subprocess
+import time
 
 import pytest
 
 from gpushare.mps.contexts import ContextLog
 from gpushare.mps.grants import grant_percentage, to_end
-from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.identity import seconds_alive, start_ticks_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.logs import trim
 from gpushare.mps.status import ClientStatus, GateState, GateStatus, MismatchKind
@@ -115,6 +116,35 @@ def test_a_new_gate_keeps_the_limit_of_a_pod_whose_processes_each_have_a_part_of
     second.observe_memory(103.0)
     assert [(limit, to_end(limit, processes)) for _, limit, processes in second.pods()] == [(8192, ())]
     assert [client.pod_limit_mib for client in second.clients()] == [8192, 8192], "its successor knows too"
+
+
+@pytest.mark.parametrize("jump_seconds", [-86_400.0, -1.5, 0.0, 2.0, 86_400.0])
+def test_a_wall_clock_that_jumps_while_no_gate_runs_makes_no_client_the_newest_nor_older_than_its_process(
+    memory, clock, monkeypatch, jump_seconds
+):
+    """Before: set back, all clients were equally old, and the one with the highest pid was ended as the newest."""
+    newer, older = sorted((ME, os.getppid()))
+    unix = [1_795_900_000.0]
+    monkeypatch.setattr(time, "time", lambda: unix[0])
+    first = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    first.admit(admission(pid=older))
+    first.admit(admission(pid=newer, at=100.5))
+    first.note_clients((older, newer))
+    clock[0] = 101.0
+    status = GateStatus("GPU-1", GateState.ACTIVE, unix[0], clients=first.clients())
+    clock[0], unix[0] = 102.0, unix[0] + 1.0 + jump_seconds
+    second = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    second.restore(status)
+    memory.used = {newer: 5000, older: 5000}
+    second.note_clients((older, newer))
+    second.observe_memory(102.0)
+    [(_, limit, processes)] = second.pods()
+    assert to_end(limit, processes) == (newer,)
+    granted = {each.pid: each.granted_at for each in processes}
+    assert granted[newer] - granted[older] == pytest.approx(0.5)
+    ages = {pid: 102.0 - at for pid, at in granted.items()}
+    assert all(0.0 <= age <= seconds_alive(start_ticks_of(pid) or 0) for pid, age in ages.items())
+    assert ages[older] == pytest.approx(2.0) or jump_seconds, "else they are as old as they are"
 
 
 def test_a_status_that_does_not_tell_the_pods_limit_ends_no_process_by_a_part_of_it(memory, clock):

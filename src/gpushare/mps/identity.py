@@ -1,8 +1,10 @@
 """Find the pod of a process: /proc/<pid>/cgroup -> pod uid (cgroup v1 and v2, containerd and CRI-O)."""
 
+import os
 import re
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -57,6 +59,11 @@ def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
         return int(_stat(proc / str(pid))[_START_TICKS])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def seconds_alive(start_ticks: int) -> float:
+    """Return how long ago a process started, by a clock that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peer_pid(connection: socket.socket) -> int:

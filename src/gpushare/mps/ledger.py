@@ -10,7 +10,7 @@ from typing import Final
 
 from gpushare.mps.contexts import ContextLog
 from gpushare.mps.grants import ProcessMemory
-from gpushare.mps.identity import is_alive, pod_uid_of, start_ticks_of
+from gpushare.mps.identity import is_alive, pod_uid_of, seconds_alive, start_ticks_of
 from gpushare.mps.memory import MemoryReader
 from gpushare.mps.patience import HangingError, PatientCaller
 from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind, highest_grants
@@ -131,12 +131,12 @@ class ClientLedger:
 
     def restore(self, status: GateStatus | None) -> None:
         """Adopt the admissions that the previous gate recorded, for processes that still run."""
-        now, unix = self._clock(), time.time()
+        now = self._clock()
         if self._contexts is not None:
             self._contexts.read()
-        for client in status.clients if status else ():
-            if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
-                age = max(0.0, unix - client.connected_at) if client.connected_at else 0.0
+        ages = _ages_now(status) if status is not None else {}
+        for client in status.clients if status is not None else ():
+            if client.pid in ages:
                 self._admissions[client.pid] = Admission(
                     client.pid,
                     client.start_ticks,
@@ -144,7 +144,7 @@ class ClientLedger:
                     client.thread_percentage,
                     client.memory_limit_mib,
                     client.pod_limit_mib,
-                    now - age,
+                    now - ages[client.pid],
                     client.memory_used_mib,
                     now,
                     client.grants,
@@ -385,6 +385,24 @@ class ClientLedger:
                     )
                 )
         return tuple(result)
+
+
+def _ages_now(status: GateStatus) -> dict[int, float]:
+    """Return how many seconds ago each client that a former gate recorded and that still runs had its turn.
+
+    Within one status all times are as far apart as they were by that gate's own clock. How long ago it was written
+    is known by the wall clock alone, which may have been set since, so it is as long ago as that says, but not
+    longer than the youngest of these processes allows. So their order stays, whatever the clock did.
+    """
+    written_ages: dict[int, float] = {}
+    spare_seconds = [time.time() - status.written_at]
+    for client in status.clients:
+        if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
+            connected_at = client.connected_at or status.written_at
+            written_ages[client.pid] = max(0.0, status.written_at - connected_at)
+            spare_seconds.append(seconds_alive(client.start_ticks) - written_ages[client.pid])
+    since_seconds = max(0.0, min(spare_seconds))
+    return {pid: age + since_seconds for pid, age in written_ages.items()}
 
 
 def _if_the_same(admission: Admission) -> Admission | None:
