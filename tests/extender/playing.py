@@ -68,7 +68,7 @@ class UnixTime:
 
     def rules(self, extender: Extender) -> None:
         """Let an extender take it for its own time and date its decisions by it."""
-        extender.ledger._now = self
+        extender.ledger._now = extender.ledger._monotonic = self
         extender.binder._now = lambda: datetime.fromtimestamp(self.now, UTC)
 
 

@@ -20,6 +20,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.now = DECIDED
+        self.clock_set = 0.0
+        """By how much the wall clock was set."""
         self.rooms = 0
         self.pods: dict[str, dict[str, Any]] = {}
         self.shares: dict[str, dict[str, Any]] = {}
@@ -28,7 +30,12 @@ class Cluster:
 
     def start(self) -> ShareLedger:
         """A fresh extender with everything that the API holds."""
-        self.ledger = ledger = ShareLedger(Settings("bestfit"), on_room=self.room, now=lambda: self.now)
+        self.ledger = ledger = ShareLedger(
+            Settings("bestfit"),
+            on_room=self.room,
+            now=lambda: self.now + self.clock_set,
+            monotonic=lambda: self.now,
+        )
         for node in ("n1", "n2"):
             ledger.node_changed(Change.ADDED, node, NodeView(node, 64_000, 500_000))
             self.write(node)
@@ -227,14 +234,57 @@ def test_a_node_where_nobody_can_be_stopped_or_not_for_a_reading_is_none_to_be_r
     assert names.PROBATION_SECONDS in cluster.bind("new-1", "n2")
 
 
-def test_a_wall_clock_that_is_set_opens_a_gpu_early_or_late_and_the_profile_opens_it_all_the_same(
-    cluster: Cluster,
+@pytest.mark.parametrize("by", [86_400.0, 3600.0, -3600.0, -86_400.0])
+def test_a_wall_clock_that_is_set_opens_a_gpu_neither_early_nor_late(cluster: Cluster, by: float) -> None:
+    """Before: set ahead, at once; set back, later by as much."""
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.now += 10.0
+    cluster.clock_set = by
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
+    cluster.tell("new-1")
+    cluster.now += 289.0
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION, "4 minutes to start, and one alone"
+    cluster.now += 2.0
+    assert cluster.refusals("other") == {}
+
+
+@pytest.mark.parametrize("by", [3600.0, -3600.0])
+def test_a_container_that_starts_after_the_wall_clock_was_set_has_its_whole_window(
+    cluster: Cluster, by: float
 ) -> None:
     cluster.bind("new-1", "n2")
     cluster.make("other", "other", "0.3")
-    cluster.now += 3600.0
-    assert "n2" not in cluster.refusals("other"), "ahead: its time is over"
-    cluster.now -= 7200.0
+    cluster.clock_set = by
+    cluster.now += 20.0
+    cluster.pods["new-1"]["status"] = {
+        "containerStatuses": [{"state": {"running": {"startedAt": "2026-11-23T03:00:20Z"}}}]
+    }
+    cluster.tell("new-1")
+    cluster.clock_set = 0.0
+    for seconds, is_closed in ((59.0, True), (2.0, False)):
+        cluster.now += seconds
+        assert ("n2" in cluster.refusals("other")) is is_closed
+
+
+def test_a_wall_clock_that_was_set_back_before_the_extender_started_keeps_a_gpu_closed_for_its_window(
+    cluster: Cluster,
+) -> None:
+    """Before: for as long as the clock took to come back, and the window."""
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.clock_set = -3600.0
+    cluster.start()
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
+    cluster.now += 301.0
+    cluster.tell("new-1")
+    assert cluster.refusals("other") == {}
+
+
+def test_a_profile_opens_a_gpu_after_the_wall_clock_was_set_too(cluster: Cluster) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.clock_set = -3600.0
     assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
     counters = WORKLOADS["latency-probe"].solo.as_dict()
     cluster.put_share("job-new", "new", profile={"gpuModel": MODEL, "counters": counters, "windowSeconds": 10.0})

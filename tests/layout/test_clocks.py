@@ -20,7 +20,7 @@ MAY_READ = {
     "operator/gpushare_operator/retractor.py": "ends of retractions, which outlive the operator",
     "operator/gpushare_operator/world.py": "starts of windows, beside nodes' times",
     "src/gpushare/extender/binding.py": "writes when a pod was decided",
-    "src/gpushare/extender/ledger.py": "waits since pods' creation, ends of retractions and windows",
+    "src/gpushare/extender/ledger.py": "waits since pods' creation, ends of retractions, starts of windows",
     "src/gpushare/extender/server.py": "writes when a waiting pod was touched",
     "src/gpushare/kube/events.py": "times of events",
     "src/gpushare/mps/gate.py": "writes since when connections wait",

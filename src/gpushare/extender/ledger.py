@@ -25,18 +25,14 @@ from gpushare.core.placement import (
     PlacementRequest,
     Settings,
     Undecided,
-    WindowStarts,
     bound_request,
     cap_of,
-    closed_places,
     decide,
     lost_place,
     nodes_by_decision,
     request_of,
     resize,
     survey,
-    term_of,
-    unprofiled_of,
     window_seconds,
 )
 from gpushare.data import default_model
@@ -46,6 +42,7 @@ from gpushare.extender.fence import Fence
 from gpushare.extender.idle import IdlePods
 from gpushare.extender.others import OtherPod, OtherPods
 from gpushare.extender.presence import AgentPresence
+from gpushare.extender.probations import Probations
 from gpushare.extender.queued import QueuedPods
 from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.workloads import KnownWorkloads, LastRequest
@@ -87,6 +84,7 @@ class ShareLedger:
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create an empty ledger.
 
@@ -95,7 +93,8 @@ class ShareLedger:
             claims: which node a GPU belongs to.
             on_room: called when something became free or healthy.
             model: returns the interference model; called when the first profile appears.
-            now: returns Unix time, by which retractions and probations end and pods wait.
+            now: returns Unix time, by which retractions end and pods wait, and probations unless it is set.
+            monotonic: returns seconds of a clock that is never set.
         """
         settings = settings or Settings()
         self.state = ClusterState(gpu_memory_reserve_mib=settings.gpu_memory_reserve_mib)
@@ -113,12 +112,11 @@ class ShareLedger:
         self._defaults = settings.defaults
         judge = Judge(model, self._known, self._knows_anything)
         self._context = DecisionContext.of(self.state, settings, judge, learns_aside=True)
-        self._closed: frozenset[str] = frozenset()
-        self._now = now
+        self._now, self._monotonic = now, monotonic
         self._workloads = KnownWorkloads(self._context.judge.forget, settings)
         self._queued = QueuedPods(settings.reserve_after_seconds)
         self._closed_to = ClosedNodes()
-        self._starts = WindowStarts(unix_seconds)
+        self._probations = Probations(self.state, self._workloads.share_of)
         self._uids: dict[str, str] = {}
         self._reports: dict[str, GpuNodeView] = {}
         """Every GpuNode as its agent wrote it, also of a node that is gone."""
@@ -163,9 +161,10 @@ class ShareLedger:
                 self._undecided.forget(pod.uid)
                 self.release(pod.uid)
         self._uids[key] = pod.uid
-        self._starts.look(self.pods.get(pod.uid), pod, self._now())
+        self._probations.follow_clock(now := self._now(), self._monotonic())
+        self._probations.look(self.pods.get(pod.uid), pod, now)
         self.pods[pod.uid] = pod
-        self._queued.put(pod, self._now())
+        self._queued.put(pod, now)
         if pod.node is None:
             return
         self.ahead.pop(pod.uid, None)
@@ -339,10 +338,8 @@ class ShareLedger:
         A probation ends with its window or with a profile.
         """
         context = self.context
-        before = self._closed
-        now_closed = closed_places(context.state, context.judge, context.now)
-        self._closed = frozenset(each.closed.gpu_uuid for each in now_closed)
-        if self._workloads.joins_again(context.now) or before - self._closed:
+        have_ended = self._probations.have_ended(context)
+        if self._workloads.joins_again(context.now) or have_ended:
             self.on_room()
 
     def _set_healths(self, key: str) -> None:
@@ -386,7 +383,8 @@ class ShareLedger:
     @property
     def context(self) -> DecisionContext:
         """Return the present inputs of decisions."""
-        return self._queued.nominated.counted(self._context.at(self._now()), self.request_of)
+        self._probations.follow_clock(now := self._now(), self._monotonic())
+        return self._queued.nominated.counted(self._context.at(now), self.request_of)
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
@@ -554,7 +552,7 @@ class ShareLedger:
         self._workloads.forget(pod_uid)
         self._undecided.forget(pod_uid)
         self._queued.drop(pod_uid)
-        self._starts.forget(pod_uid)
+        self._probations.forget(pod_uid)
         self.release(pod_uid)
         other = self.others.get(pod.node, pod_uid) if pod is not None else None
         if other is not None and other.limit_percent:  # it still runs, but without our label
@@ -579,9 +577,7 @@ class ShareLedger:
                 self.on_room()  # the decision was corrected
             # By the decision's time, as lists of the API have pods by name and a replica may have just started.
             self.state.reserve(pod.uid, decided, request, unix_seconds(decision.decided_at))
-        if decision.probation_seconds is not None:
-            unprofiled = unprofiled_of(pod, self._workloads.share_of(pod))
-            self.state.set_probation(pod.uid, term_of(pod, unprofiled, self._starts.of(pod)))
+        self._probations.count(pod)
         gpunode = self._gpunodes.get(node)
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)

@@ -20,12 +20,20 @@ class WindowStarts:
 
     Neither the node's times alone nor the time from kubelet's taking the pod up to its start would do: a node's
     clock may be wrong, and kubelet may take a pod up minutes after the decision (docs/adr/0233).
+
+    Where the caller's clock is set meanwhile, windows move with it. A decision of the future was made by a clock
+    that was ahead, or ours was set back before this process started: it counts as made when it is first seen.
+
+    Args:
+        seconds: parses a time of the API, to -inf if it is invalid.
+        was_set: returns by how many seconds the caller's clock was set so far.
     """
 
-    def __init__(self, seconds: Callable[[str | None], float]) -> None:
-        """Know of no pod; `seconds` parses a time of the API, to -inf if it is invalid."""
-        self._seconds = seconds
-        self._behind: dict[str, float] = {}  # by pod uid
+    def __init__(self, seconds: Callable[[str | None], float], was_set: Callable[[], float] = lambda: 0.0) -> None:
+        self._seconds, self._was_set = seconds, was_set
+        # By pod uid, what to add to times for those of the caller's clock if it had not been set.
+        self._to_started: dict[str, float] = {}  # to times of its node
+        self._to_decided: dict[str, float] = {}  # to the time of its decision
 
     def look(self, before: PodView | None, pod: PodView, now: float) -> None:
         """Note when a pod started, the first time that it is seen running.
@@ -34,33 +42,42 @@ class WindowStarts:
             before: the pod as it was seen last, if it was.
             now: by the caller's clock, seconds.
         """
-        if pod.node is None:  # of a node that it was on before, if of any
-            self._behind.pop(pod.uid, None)
         decision, started_at = pod.decision, self._seconds(pod.started_at)
-        is_known = pod.node is None or pod.uid in self._behind
-        if is_known or decision is None or decision.probation_seconds is None or started_at == -math.inf:
+        if pod.node is None:  # of a node that it was on before, if of any
+            self.forget(pod.uid)
+        if pod.node is None or decision is None or decision.probation_seconds is None:
             return
-        decided_at, accepted_at = self._seconds(decision.decided_at), self._seconds(pod.accepted_at)
+        set_by, decided_at = self._was_set(), self._seconds(decision.decided_at)
+        if pod.uid not in self._to_decided:
+            is_of_the_future = decided_at > now + REPORT_SECONDS
+            self._to_decided[pod.uid] = (now - decided_at if is_of_the_future else 0.0) - set_by
+        if pod.uid in self._to_started or started_at == -math.inf:
+            return
         was_seen_waiting = before is not None and not before.started_at
-        self._behind[pod.uid] = (
+        decided_at += self._to_decided[pod.uid] + set_by
+        behind = (
             _seen_behind(started_at, now)
             if was_seen_waiting
-            else _guessed_behind(decided_at, accepted_at, started_at, now)
+            else _guessed_behind(decided_at, self._seconds(pod.accepted_at), started_at, now)
         )
+        self._to_started[pod.uid] = behind - set_by
 
     def forget(self, pod_uid: str) -> None:
         """Forget a pod that is gone."""
-        self._behind.pop(pod_uid, None)
+        self._to_started.pop(pod_uid, None)
+        self._to_decided.pop(pod_uid, None)
 
     def of(self, pod: PodView) -> float:
         """Return when the window of a bound pod begins, in the caller's seconds; of one that waits, at the latest.
 
         It begins when its first container starts, no earlier than the decision and at most `START_SECONDS` later.
         """
+        set_by = self._was_set()
         decided_at = self._seconds(pod.decision.decided_at if pod.decision is not None else None)
-        started_at = self._seconds(pod.started_at) + self._behind.get(pod.uid, 0.0)
+        decided_at += self._to_decided.get(pod.uid, -set_by)
+        started_at = self._seconds(pod.started_at) + self._to_started.get(pod.uid, -set_by)
         latest = decided_at + START_SECONDS
-        return latest if started_at == -math.inf else min(max(started_at, decided_at), latest)
+        return set_by + (latest if started_at == -math.inf else min(max(started_at, decided_at), latest))
 
 
 def _seen_behind(started_at: float, now: float) -> float:
