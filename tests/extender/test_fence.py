@@ -12,8 +12,8 @@ from gpushare.kube import GPUNODES, NODES, PODS, Change
 SOON = 60.0
 
 
-async def start(fence, uid, node="n", size=25, gpus=("g0",)):
-    task = asyncio.create_task(fence.enter(uid, node, size, gpus))
+async def start(fence, uid, node="n", size=25, gpus=("g0",), memory_mib=0):
+    task = asyncio.create_task(fence.enter(uid, node, size, gpus, memory_mib))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -35,6 +35,36 @@ async def test_only_the_same_size_for_another_gpu_on_the_same_node_waits():
     assert not waiting.done()  # "same gpu" is still ahead
     fence.allocated("same gpu")
     await asyncio.wait_for(waiting, SOON)
+
+
+async def test_pods_of_one_share_that_differ_in_memory_wait_for_each_other_on_the_same_gpu():
+    """Before: they were allocated at once, and neither container could be told its limit, for its pod's life."""
+    fence = Fence()
+    await fence.enter("a", "n", 25, ("g0",), 8192)
+    assert (await start(fence, "as much", memory_mib=8192)).done()
+    waiting = await start(fence, "less", memory_mib=4096)
+    assert not waiting.done()
+    for uid in ("a", "as much"):
+        fence.allocated(uid)
+    await asyncio.wait_for(waiting, SOON)
+
+
+async def test_bind_waits_for_a_pod_of_another_memory_limit_until_it_is_allocated(running):
+    cluster = running.cluster
+    for name, memory in (("a", "8Gi"), ("b", "8Gi"), ("c", "4Gi")):
+        cluster.make_pod(name, "0.2", memory=memory)
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    assert await asyncio.wait_for(running.bind("b", "n1"), SOON) == ""
+    await cluster.settle()
+    waiting = asyncio.create_task(running.bind("c", "n1"))
+    await until_held(running, "c")
+    assert running.held()["a"] == running.held()["c"]
+    for name in ("a", "b"):
+        assert not waiting.done()
+        cluster.allocate(name)
+        await cluster.settle()
+    assert await asyncio.wait_for(waiting, SOON) == ""
 
 
 async def test_waiters_for_different_gpus_pass_one_after_the_other():

@@ -111,9 +111,10 @@ class Binder:
         if placement.node != args.node:
             before = f"a request to bind pod {args.key} to {placement.node} was not answered and may still come"
             return self._refused("Unreachable", before)
+        awaited = (pod.uid, args.node, fence_size(pod), placement.gpu_uuids, placement.memory_mib)
         try:
             with self._metrics.fence_wait.time():
-                await ledger.fence.enter(pod.uid, args.node, fence_size(pod), placement.gpu_uuids)
+                await ledger.fence.enter(*awaited)
             if ledger.state.reservation(pod.uid) is None:
                 return self._refused("PodChanged", f"pod {pod.key} ended while it waited at the fence")
             if missing := self._refusal() or ledger.lost_place(pod.uid):
@@ -127,7 +128,7 @@ class Binder:
             bound = replace(pod, node=args.node, decision=decision, rules=None)
             ledger.bound(bound, self._clock())
         except TimeoutError:
-            before = ", ".join(ledger.fence.blockers(pod.uid, args.node, fence_size(pod), placement.gpu_uuids))
+            before = ", ".join(ledger.fence.blockers(*awaited))
             return self._refused(
                 FENCE_REASON, f"node {args.node}: kubelet has not allocated an earlier pod of this size ({before})"
             )

@@ -2,7 +2,8 @@
 
 Two pods of the same size that are bound to one node but decided for different GPUs could swap GPUs, because
 kubelet tells the device plugin only how many units it wants. So the second is bound only after the first has been
-allocated. Pods for the same GPU, of other sizes, or on other nodes do not wait.
+allocated. Likewise where their memory limits differ, else neither container could be told its own (docs/adr/0250).
+Pods of the same limit for the same GPU, of other sizes, or on other nodes do not wait.
 """
 
 import asyncio
@@ -33,6 +34,11 @@ class _PendingAllocation:
     node: str
     size: int
     gpu_uuids: tuple[str, ...]
+    memory_mib: int
+
+    def is_alike(self, gpu_uuids: Sequence[str], memory_mib: int) -> bool:
+        """Return whether it does not matter which of two pods of this size an Allocate call is for."""
+        return set(self.gpu_uuids) == set(gpu_uuids) and self.memory_mib == memory_mib
 
 
 class Fence:
@@ -64,15 +70,19 @@ class Fence:
             if one.size == size and one.until > now and uid != pod_uid
         }
 
-    def expect(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
-        """Record that kubelet will allocate a bound pod, unless it has allocated it already."""
+    def expect(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str], memory_mib: int = 0) -> None:
+        """Record that kubelet will allocate a bound pod, unless it has allocated it already.
+
+        Args:
+            memory_mib: its memory limit.
+        """
         self._announced.pop(pod_uid, None)
         if pod_uid in self._allocated:
             return
         known = self._expected.get(pod_uid)
         if known is not None and known.node != node:
             self._remove(pod_uid)
-        self._expected[pod_uid] = _PendingAllocation(node, size, tuple(gpu_uuids))
+        self._expected[pod_uid] = _PendingAllocation(node, size, tuple(gpu_uuids), memory_mib)
         self._by_node.setdefault(node, set()).add(pod_uid)
 
     def allocated(self, pod_uid: str) -> None:
@@ -91,13 +101,16 @@ class Fence:
         self._allocated.discard(pod_uid)
         self._remove(pod_uid)
 
-    def blockers(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> list[str]:
+    def blockers(
+        self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str], memory_mib: int = 0
+    ) -> list[str]:
         """Return the uids of the pods that must be allocated before this one may be bound."""
-        wanted = set(gpu_uuids)
         return sorted(
             uid
             for uid in self._by_node.get(node, ())
-            if uid != pod_uid and (other := self._expected[uid]).size == size and set(other.gpu_uuids) != wanted
+            if uid != pod_uid
+            and (other := self._expected[uid]).size == size
+            and not other.is_alike(gpu_uuids, memory_mib)
         )
 
     def busy(self, size: int) -> dict[str, tuple[str, ...] | None]:
@@ -110,14 +123,16 @@ class Fence:
                     found[expected.node] = None
         return found
 
-    async def enter(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
+    async def enter(
+        self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str], memory_mib: int = 0
+    ) -> None:
         """Wait until no pod blocks this one, then expect its own allocation.
 
         Raises:
             TimeoutError: pods before it were not allocated in time.
         """
         async with asyncio.timeout(self.timeout_seconds):
-            while self.blockers(pod_uid, node, size, gpu_uuids):
+            while self.blockers(pod_uid, node, size, gpu_uuids, memory_mib):
                 future = asyncio.get_running_loop().create_future()
                 waiters = self._waiters.setdefault(node, set())
                 waiters.add(future)
@@ -127,7 +142,7 @@ class Fence:
                     waiters.discard(future)
                     if not waiters:
                         self._waiters.pop(node, None)
-            self.expect(pod_uid, node, size, gpu_uuids)
+            self.expect(pod_uid, node, size, gpu_uuids, memory_mib)
 
     def _remove(self, pod_uid: str) -> None:
         known = self._expected.pop(pod_uid, None)

@@ -582,7 +582,8 @@ class ShareLedger:
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)
         else:
-            self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids)
+            size, memory_mib = fence_size(pod), decision.memory_limit_mib
+            self.fence.expect(pod.uid, node, size, decision.gpu_uuids, memory_mib)
 
     def _update_node(self, name: str) -> None:
         offered = self._nodes[name]
