@@ -69,7 +69,7 @@ class _EvictionOutcome(Enum):
 
 
 class Refusals:
-    """Evictions that the API server did not accept, by pod."""
+    """Evictions that the API server did not accept, by pod; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._of_pod: dict[str, tuple[int, float, str, str]] = {}  # how many, when to try again, reason, answer
@@ -103,7 +103,7 @@ class Retractor:
 
     Args:
         clock: seconds of the wall clock, which continues across restarts.
-        monotonic: seconds of a clock that is never set, for how long agents have been silent.
+        monotonic: seconds of a clock that is never set, for how long agents have been silent and pods wait.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Retractor:
         self._refusals = Refusals()
         self._reasons: dict[str, str] = {}
         self._names: dict[str, str] = {}
-        self._waits_since: dict[str, float] = {}
+        self._waits_since: dict[str, tuple[float, float]] = {}  # by the wall clock, and by the monotonic one
         self._replaced: dict[str, float] = {}
         self._replaced_of_share: dict[str, tuple[int, float]] = {}
 
@@ -159,9 +159,10 @@ class Retractor:
         asks = self._replacement_asks()
         replacement = self._plan_replacement(asks, situation, now)
         waiting = {**replacement.waiting, **plan.waiting}
-        self._waits_since = {uid: self._waits_since.get(uid, now) for uid in waiting}
+        both = now, self._monotonic()
+        self._waits_since = {uid: self._waits_since.get(uid, both) for uid in waiting}
         self._world.refuse(
-            self._refused_replacements(asks, replacement, now) | self._refused_retractions(plan, situation, now)
+            self._refused_replacements(asks, replacement) | self._refused_retractions(plan, situation, now)
         )
         if plan.evict is not None:
             await self._evict(plan.evict, now)
@@ -196,7 +197,7 @@ class Retractor:
                 self._replaced_of_share,
                 evicted,
                 self._last_left,
-                [uid for uid in asks if self._refusals.is_waiting(uid, now)],
+                [uid for uid in asks if self._refusals.is_waiting(uid, self._monotonic())],
             ),
             per_minute=retraction.per_minute,
             calm_seconds=retraction.calm_seconds,
@@ -204,7 +205,7 @@ class Retractor:
         )
 
     def _refused_replacements(
-        self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan, now: float
+        self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan
     ) -> dict[ShareKey, tuple[str, str]]:
         """Return (reason, sentence) for the GpuShares of pods that should be replaced but are not."""
         refused: dict[ShareKey, tuple[str, str]] = {}
@@ -217,14 +218,14 @@ class Retractor:
                 refused[key] = ("NotRetractable", f"{what} and stays: {plan.never[uid]}")
             elif answer is not None:
                 refused[key] = (answer[0], f"{what}, and its eviction is refused: {answer[1]}")
-            elif uid in plan.waiting and self._waits_for_long(uid, now):
+            elif uid in plan.waiting and self._waits_for_long(uid):
                 refused[key] = (_WAITS, f"{what}, and waits since {self._since(uid)}: {plan.waiting[uid]}")
         return refused
 
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
         """Evict a pod in trouble, so that its controller creates another."""
         pod = self._world.pods.get(uid)
-        outcome = await self._try_to_evict(pod, now) if pod is not None else _EvictionOutcome.REFUSED
+        outcome = await self._try_to_evict(pod) if pod is not None else _EvictionOutcome.REFUSED
         if pod is None or outcome is _EvictionOutcome.REFUSED:
             return
         self._replaced[uid] = now
@@ -255,12 +256,14 @@ class Retractor:
         residents = self._residents({ask.gpu for ask in asks} | {one.gpu for one in intents.values()})
         self._last_left |= _left_now(residents, now)
         calm = self._settings.retraction.calm_seconds
-        self._last_left = {gpu: at for gpu, at in self._last_left.items() if now - at < calm}
+        self._last_left = {gpu: at for gpu, at in self._last_left.items() if 0.0 <= now - at < calm}
         return RetractionSituation(
             asks=asks,
             residents=residents,
             records=records,
-            written=frozenset(uid for uid in self._written_intents() if not self._refusals.is_waiting(uid, now)),
+            written=frozenset(
+                uid for uid in self._written_intents() if not self._refusals.is_waiting(uid, self._monotonic())
+            ),
             evicted=self._accepted | self._replaced,
             last_left=self._last_left,
         )
@@ -308,7 +311,7 @@ class Retractor:
 
     async def _evict(self, uid: str, now: float) -> None:
         pod = self._world.pods.get(uid)
-        outcome = await self._try_to_evict(pod, now) if pod is not None else _EvictionOutcome.REFUSED
+        outcome = await self._try_to_evict(pod) if pod is not None else _EvictionOutcome.REFUSED
         if pod is None or outcome is _EvictionOutcome.REFUSED:
             return
         self._accepted[uid] = now
@@ -320,14 +323,14 @@ class Retractor:
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Retracted", note)
 
-    async def _try_to_evict(self, pod: PodView, now: float) -> _EvictionOutcome:
+    async def _try_to_evict(self, pod: PodView) -> _EvictionOutcome:
         """Ask the API server to evict a pod."""
         try:
             await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
         except ApiError as error:
             if isinstance(error, NotFound) or (isinstance(error, Conflict) and await self._is_gone(pod)):
                 return _EvictionOutcome.GONE  # the watch is about to report it
-            reason = self._refusals.add(pod.uid, now, error)
+            reason = self._refusals.add(pod.uid, self._monotonic(), error)
             self._metrics.retractions_refused.labels(reason).inc()
             _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
             return _EvictionOutcome.REFUSED
@@ -367,7 +370,7 @@ class Retractor:
         """Return (reason, sentence) for the GpuShares of pods that should leave and cannot; one pod for each."""
         refused: dict[ShareKey, tuple[str, str]] = {}
         for uid, why in plan.waiting.items():
-            if (key := self._world.share_of_pod(uid)) is not None and self._waits_for_long(uid, now):
+            if (key := self._world.share_of_pod(uid)) is not None and self._waits_for_long(uid):
                 what = f"{self._name(uid)} should leave its GPU so that its neighbours keep their promises"
                 refused[key] = (_WAITS, f"{what}, and waits since {self._since(uid)}: {why}")
         for uid, why in plan.never.items():
@@ -385,11 +388,11 @@ class Retractor:
                     refused[_key(share)] = (answer[0], sentence)
         return refused
 
-    def _waits_for_long(self, uid: str, now: float) -> bool:
-        return now - self._waits_since[uid] >= WAITED_SECONDS
+    def _waits_for_long(self, uid: str) -> bool:
+        return self._monotonic() - self._waits_since[uid][1] >= WAITED_SECONDS
 
     def _since(self, uid: str) -> str:
-        return _text(self._waits_since[uid])
+        return _text(self._waits_since[uid][0])
 
     def _name(self, uid: str) -> str:
         pod = self._world.pods.get(uid)

@@ -255,6 +255,36 @@ async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_ma
     assert bench.share("new").status.retractions[0].count == 1
 
 
+@pytest.mark.parametrize("clock_set", [-86_400.0, 86_400.0])
+async def test_a_clock_that_is_set_neither_holds_up_a_refused_eviction_nor_hurries_it(
+    bench: Bench, clock_set: float
+) -> None:
+    """Before: set back, it was not tried again until the clock had come back."""
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=30)]
+    await bench.settle(5)
+    assert bench.api.tried == 1
+    bench.clock_set = clock_set
+    await bench.settle(20)
+    assert bench.api.tried == 1
+    await bench.settle(15)
+    assert bench.api.evicted == ["new"]
+
+
+@pytest.mark.parametrize("clock_set", [-86_400.0, 86_400.0])
+async def test_a_clock_that_is_set_changes_nothing_in_when_a_wait_is_told(bench: Bench, clock_set: float) -> None:
+    """Before: set ahead, at once; set back, not until the clock had come back."""
+    bench.pod("third")
+    leave(bench, "third", phase="Running")
+    bench.asks["uid-new"] = WHY
+    await bench.settle(10)
+    bench.clock_set = clock_set
+    await bench.settle(int(WAITED_SECONDS) - 20)
+    assert bench.condition("new", "RetractionRefused") is None
+    await bench.settle(20)
+    assert bench.condition("new", "RetractionRefused") is not None
+
+
 def leave(bench: Bench, name: str, *, phase: str) -> None:
     """Delete a pod, and keep its object in this phase."""
     raw = bench.api.store.objects(PODS)[f"shop/{name}"]

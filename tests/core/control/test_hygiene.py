@@ -157,6 +157,11 @@ def test_why_one_stays(asked, residents, done, why):
     assert why in {**found.waiting, **found.never}["a"]
 
 
+def test_a_clock_that_was_set_back_does_not_keep_a_gpu_calm():
+    """Before: whoever was to be replaced waited until the clock had come back."""
+    assert plan([ask()], [resident()], Replacements(last_left={"G": NOW + 60.0})).evict == "a"
+
+
 @pytest.mark.parametrize(
     ("asked", "residents"),
     [

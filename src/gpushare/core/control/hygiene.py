@@ -199,7 +199,7 @@ def plan_replacement(
             never[pod.uid] = "it has no controller that would make another pod in its place"
         elif not ask.is_confirmed:
             waiting[pod.uid] = "its node's agent has not written since the operator started"
-        elif any(one.is_moving_out for one in on_gpu) or _left_lately(done, ask.gpu, now) < calm_seconds:
+        elif any(one.is_moving_out for one in on_gpu) or 0.0 <= _left_lately(done, ask.gpu, now) < calm_seconds:
             waiting[pod.uid] = "a pod leaves its GPU, or left it moments ago"
         elif pod.uid in done.refused or pod.uid in done.evicted:
             waiting[pod.uid] = "its eviction was just asked for"
