@@ -56,7 +56,7 @@ pause after it and a full minute of evictions take less, one after the other."""
 # An accepted eviction marks the pod as leaving at once, and the watch is about to report one that is gone. If it
 # still seems to stay after this time, retry.
 _ACCEPTED_SECONDS: Final = 60.0
-_TOO_MANY_REQUESTS: Final = 429
+_BUDGET_CAUSE: Final = "DisruptionBudget"  # of a Status; a server that is busy answers 429 too
 _WAITS: Final = "WaitsForLong"
 
 
@@ -78,7 +78,7 @@ class Refusals:
         """Record a refusal; return its reason in one word."""
         count = self._of_pod.get(uid, (0, 0.0, "", ""))[0] + 1
         least = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
-        is_budget = error.status == _TOO_MANY_REQUESTS
+        is_budget = _BUDGET_CAUSE in error.causes
         reason = EvictionRefusal.BUDGET if is_budget else EvictionRefusal.FAILED
         self._of_pod[uid] = (count, now + max(least, REFUSED.seconds(count)), reason.value, str(error))
         return reason.value

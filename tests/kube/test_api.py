@@ -80,6 +80,17 @@ async def test_errors_are_mapped_once(api, server, status, reason, kind):
     assert (caught.value.status, caught.value.reason, str(caught.value)) == (status, reason, "no")
 
 
+async def test_the_causes_of_a_refusal_are_known(api, server):
+    causes = [{"reason": "DisruptionBudget", "message": "The budget web needs 1 healthy pods"}, "of a proxy"]
+    server.failures = [(429, {"reason": "TooManyRequests", "details": {"causes": causes}}, {}), (403, {}, {})]
+    with pytest.raises(Retryable) as caught:
+        await api.evict("p", namespace="n")
+    assert caught.value.causes == {"DisruptionBudget"}
+    with pytest.raises(Forbidden) as refused:
+        await api.evict("p", namespace="n")
+    assert refused.value.causes == frozenset()
+
+
 async def test_retry_after_is_taken_from_the_header_or_the_status(api, server):
     server.failures = [(429, {}, {"Retry-After": "7"}), (503, {"details": {"retryAfterSeconds": 3}}, {})]
     with pytest.raises(Retryable) as caught:

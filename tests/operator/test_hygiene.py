@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.operator.test_retractor import BUDGET, Bench
+from tests.operator.test_retractor import BUDGET, CAUSES, Bench
 
 from gpushare.core.api import TenantTrouble, TroubleKind
 from gpushare.core.control import SILENT_SECONDS, HygieneAction, HygieneSettings
@@ -100,7 +100,7 @@ async def test_groups_that_were_replaced_long_ago_are_forgotten() -> None:
 async def test_a_disruption_budget_delays_a_replacement_and_a_condition_shows_it() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
-    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 3
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=10)] * 3
     await bench.settle(20)
     assert bench.api.tried < 4
     found = bench.condition("new", "RetractionRefused")
@@ -158,7 +158,7 @@ async def test_another_nodes_word_about_a_pod_is_not_followed() -> None:
 async def test_what_a_silent_agent_said_last_no_longer_counts() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
-    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 10_000
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=1)] * 10_000
     await bench.settle(5)
     assert bench.condition("new", "Troubled") is not None
     kept, bench.retractor.node_changed = bench.retractor.node_changed, lambda node, report: None  # type: ignore[method-assign]

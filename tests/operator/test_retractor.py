@@ -33,6 +33,7 @@ from gpushare_operator.retractor import TOLD_AFTER_SECONDS, WAITED_SECONDS, Retr
 
 Json = dict[str, Any]
 START = 1_795_000_000.0  # 2026-11-18
+CAUSES = ("DisruptionBudget",)
 BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
 WHY = "old makes 0.52 of what it makes alone, promised are 0.60"
 
@@ -234,7 +235,7 @@ async def test_a_kill_between_any_two_steps_ends_in_the_same_state(bench: Bench,
 
 async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_may_leave(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
-    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 8
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=10)] * 8
     await bench.settle(30)
     assert (bench.api.evicted, bench.condition("new", "RetractionRefused")) == ([], None)
     assert bench.api.tried < 4, "not every second"
@@ -255,13 +256,25 @@ async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_ma
     assert bench.share("new").status.retractions[0].count == 1
 
 
+async def test_an_api_server_that_is_busy_is_not_taken_for_a_budget(bench: Bench) -> None:
+    """Before: its 429 counted, and was told of the GpuShare, as a disruption budget's."""
+    bench.asks["uid-new"] = WHY
+    busy = Retryable("too many requests, please try again later", status=429, retry_after_seconds=1)
+    bench.api.errors = [busy] * 99
+    await bench.settle(int(TOLD_AFTER_SECONDS) + 5)
+    assert bench.value("gpushare_retractions_refused_total", {"reason": "DisruptionBudget"}) == 0
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "EvictionFailed"
+
+
 @pytest.mark.parametrize("clock_set", [-86_400.0, 86_400.0])
 async def test_a_clock_that_is_set_neither_holds_up_a_refused_eviction_nor_hurries_it(
     bench: Bench, clock_set: float
 ) -> None:
     """Before: set back, it was not tried again until the clock had come back."""
     bench.asks["uid-new"] = WHY
-    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=30)]
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=30)]
     await bench.settle(5)
     assert bench.api.tried == 1
     bench.clock_set = clock_set
@@ -367,7 +380,7 @@ async def test_who_waits_for_long_says_for_what(bench: Bench) -> None:
 
 async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_its_place(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
-    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 10_000
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=10)] * 10_000
     await bench.settle(int(TOLD_AFTER_SECONDS) + 15)
     condition = bench.condition("new", "RetractionRefused")
     assert condition is not None
@@ -387,7 +400,7 @@ async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_
 
 async def test_an_ask_that_ends_while_the_budget_holds_leaves_no_trace(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
-    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 100
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=1)] * 100
     await bench.settle(70)
     assert bench.condition("new", "RetractionRefused") is not None
     assert bench.value("gpushare_retractions_refused_total", {"reason": "DisruptionBudget"}) >= 2
@@ -440,7 +453,7 @@ async def test_two_gpus_at_the_clusters_rate() -> None:
 
 async def test_a_gpushare_that_goes_takes_its_intent_along(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
-    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 100
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=1)] * 100
     await bench.settle()
     bench.api.store.remove(GPUSHARES, "shop/statefulset-new")
     bench.world.drop_share("shop", "statefulset-new")

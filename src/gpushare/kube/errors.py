@@ -1,6 +1,6 @@
 """Errors of the Kubernetes API, mapped once where they arise; the type says whether a retry helps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 DEFAULT_RETRY_AFTER_SECONDS: Final = 1.0  # client-go's default if a 429 or 5xx names no time
@@ -12,12 +12,14 @@ class ApiError(Exception):
     Attributes:
         status: the HTTP status, 0 if no answer came.
         reason: the Status object's reason, such as "NotFound".
+        causes: the reasons of its causes, such as "DisruptionBudget" or, for fields, "FieldValueInvalid".
     """
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 0, reason: str = "", causes: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.causes = frozenset(causes)
 
 
 class NotFound(ApiError):  # noqa: N818 - reads as the API's own word
@@ -47,8 +49,16 @@ class Gone(ApiError):  # noqa: N818 - reads as the API's own word
 class Retryable(ApiError):  # noqa: N818 - names what to do
     """429, 5xx, or no connection: ask again after `retry_after_seconds`."""
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "", retry_after_seconds: float) -> None:
-        super().__init__(message, status=status, reason=reason)
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        causes: Iterable[str] = (),
+        retry_after_seconds: float,
+    ) -> None:
+        super().__init__(message, status=status, reason=reason, causes=causes)
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -67,13 +77,15 @@ def from_status(status: int, body: Mapping[str, Any], retry_after: str | None = 
     """Map an HTTP status with the API's Status object (may be empty) to an error."""
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or f"the API server answered {status}")
+    found = body.get("details")
+    details: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    causes = [str(each.get("reason")) for each in details.get("causes") or () if isinstance(each, dict)]
     if status == 429 or status >= 500:
-        details = body.get("details")
-        seconds = retry_after or (details.get("retryAfterSeconds") if isinstance(details, dict) else None)
+        seconds = retry_after or details.get("retryAfterSeconds")
         try:
             after = float(seconds) if seconds else DEFAULT_RETRY_AFTER_SECONDS
         except ValueError:  # an HTTP date; nobody in Kubernetes sends one
             after = DEFAULT_RETRY_AFTER_SECONDS
-        return Retryable(message, status=status, reason=reason, retry_after_seconds=after)
+        return Retryable(message, status=status, reason=reason, causes=causes, retry_after_seconds=after)
     kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
-    return kind(message, status=status, reason=reason)
+    return kind(message, status=status, reason=reason, causes=causes)
