@@ -112,6 +112,38 @@ def test_nothing_is_kept_of_pods_that_are_gone_or_have_no_node_any_more() -> Non
         assert starts.of(runs) == DECIDED + START_SECONDS, "by the node's time"
 
 
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+@pytest.mark.parametrize("saw_it_wait", [True, False])
+def test_windows_move_with_the_callers_clock_if_it_is_set(by: float, saw_it_wait: bool) -> None:
+    was_set = [0.0]
+    starts = WindowStarts(unix_seconds, lambda: was_set[0])
+    waits, runs = pod(accepted=DECIDED), pod(accepted=DECIDED, started=DECIDED + 10.0)
+    if saw_it_wait:
+        starts.look(None, waits, DECIDED + 1.0)
+        was_set[0] = by
+        assert starts.of(waits) == DECIDED + by + START_SECONDS
+        starts.look(waits, runs, DECIDED + by + 11.0)
+        assert starts.of(runs) == pytest.approx(DECIDED + by + 10.0, abs=1.0), "the nodes' clocks were not set"
+    else:
+        starts.look(None, runs, DECIDED + 11.0)
+        was_set[0] = by
+        assert starts.of(runs) == DECIDED + by + 10.0
+    before = starts.of(runs)
+    was_set[0] = 0.0
+    assert starts.of(runs) == before - by
+
+
+def test_a_decision_of_the_future_counts_as_made_when_it_is_seen() -> None:
+    starts = WindowStarts(unix_seconds)
+    starts.look(None, pod(), DECIDED - 3600.0)
+    assert starts.of(pod()) == DECIDED - 3600.0 + START_SECONDS
+    starts.look(pod(), pod(), DECIDED - 3500.0)
+    assert starts.of(pod()) == DECIDED - 3600.0 + START_SECONDS, "noted once"
+    near = WindowStarts(unix_seconds)
+    near.look(None, pod(), DECIDED - REPORT_SECONDS)
+    assert near.of(pod()) == DECIDED + START_SECONDS, "clocks of two nodes always differ a little"
+
+
 def test_pods_without_a_probation_are_not_noted() -> None:
     runs = pod(accepted=DECIDED + 600.0, started=DECIDED + 610.0)
     assert runs.decision is not None
