@@ -97,6 +97,7 @@ class ShareReconciler:
         self.world = ClusterView(
             self._touch,
             lambda: now().timestamp(),
+            monotonic=clock,
             measured=self._touch_measured,
             joined=settings.joined,
         )

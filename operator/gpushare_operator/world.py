@@ -32,7 +32,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import Fares, Standing, learnt_with, reports_only_figures, usual_work, with_ended
 from gpushare.core.placement import WindowStarts
-from gpushare.runtime.moments import unix_seconds
+from gpushare.runtime.moments import ClockSteps, unix_seconds
 
 _MOST_MODELS: Final = 16  # as in the schema
 _MOST_COMPARED: Final = 1000  # pods of a GpuShare that are checked for belonging to another one
@@ -63,6 +63,7 @@ class ClusterView:
         touched: Callable[[Key], None],
         now: Callable[[], float] = time.time,
         *,
+        monotonic: Callable[[], float] = time.monotonic,
         measured: Callable[[ShareKey], None] | None = None,
         joined: Iterable[JoinedWorkload] = (),
     ) -> None:
@@ -70,14 +71,14 @@ class ClusterView:
 
         Args:
             touched: called for each key that a change affects.
-            now: returns Unix time.
+            now: returns Unix time; monotonic: seconds of a clock that is never set.
             measured: called instead for a GpuShare in whose status a change affects figures alone.
             joined: workload keys that mean one workload in several namespaces.
         """
-        self.starts = WindowStarts(unix_seconds)
+        self._now, self._monotonic, self._steps = now, monotonic, ClockSteps()
+        self.starts = WindowStarts(unix_seconds, self._was_set)
         self._touched = touched
         self._measured = measured or touched
-        self._now = now
         self._shares = ShareIndex(joined=joined)
         self._pods: dict[str, PodView] = {}
         self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
@@ -93,6 +94,9 @@ class ClusterView:
         self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
         self._ended: dict[ShareKey, tuple[NeighboursEnded, ...]] = {}  # not written yet
         self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last deleted pods, by uid
+
+    def _was_set(self) -> float:
+        return self._steps.seconds(self._now(), self._monotonic())
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:

@@ -1,6 +1,5 @@
 """What a GpuShare says of a workload without a profile: on probation, under its share, or nothing special."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -64,9 +63,9 @@ def world_of(
     *pods: PodView,
     conditions: tuple[Mapping[str, str], ...] = (FREES,),
     told: Any = None,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] = lambda: BEGAN + 10,
 ) -> ClusterView:
-    made = ClusterView(told or (lambda _: None), now)
+    made = ClusterView(told or (lambda _: None), now, monotonic=now)
     for name in ("new", "web", "batch"):
         made.put_share(share(name))
     for each in pods:
@@ -139,16 +138,17 @@ def test_nothing_is_said_of_a_workload_with_a_profile() -> None:
 
 
 class Turned:
-    """A clock that the test turns, monotonic and of the day."""
+    """A clock that the test turns, monotonic and of the day; the latter may be set, by `set_by`."""
 
     def __init__(self) -> None:
         self.seconds = BEGAN
+        self.set_by = 0.0
 
     def monotonic(self) -> float:
         return self.seconds
 
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self.seconds, UTC)
+        return datetime.fromtimestamp(self.seconds + self.set_by, UTC)
 
 
 async def test_the_condition_follows_without_an_event() -> None:
@@ -179,3 +179,30 @@ async def test_the_condition_follows_without_an_event() -> None:
     assert last.status.phase is Phase.SHARING
     told = next(one for one in last.status.conditions if one.type == "Profiled")
     assert told.reason == "NotYet"
+
+
+@pytest.mark.parametrize("set_by", [-3600.0, 0.0, 3600.0])
+async def test_a_wall_clock_that_is_set_changes_nothing_in_how_long_a_window_is_told(set_by: float) -> None:
+    """Before: set back, it was told until the clock had come back; set ahead, no more at once."""
+    api, clock = FakeApi(), Turned()
+    reconciler = ShareReconciler(
+        api, OperatorSettings(Defaults()), OperatorMetrics(), clock=clock.monotonic, now=clock.now
+    )
+    raw = {
+        "metadata": {"name": "new", "namespace": "shop", "uid": "share-new"},
+        "spec": {"selector": {"matchLabels": {"app": "new"}}},
+    }
+    api.store.put(GPUSHARES, raw)
+    reconciler.intake.share(raw)
+    reconciler.world.put_pod(pod("new-1", probation=60, started="2026-11-23T03:00:05Z"))
+    clock.set_by = set_by
+    phases = []
+    for seconds in (1.0, 64.0, 2.0):
+        clock.seconds += seconds
+        reconciler.world.put_pod(pod("new-1", probation=60, started="2026-11-23T03:00:05Z"))
+        while await reconciler.step():
+            pass
+        share = GpuShare.from_object(api.store.objects(GPUSHARES)["shop/new"])
+        phases.append(share.status.phase)
+    assert phases[0] is Phase.PROBATION
+    assert phases[2] is Phase.SHARING
