@@ -9,15 +9,19 @@ threads, and the ClusterView belongs to the event loop. ADR 0102 says why there 
 
 import logging
 import os
-from typing import Any
+from typing import Any, Final
 
 import kopf
 
 from gpushare.core.api import names
 from gpushare.kube import PAGE_LIMIT, ApiError
 from gpushare_operator.running import Environment, Operator
-from gpushare_operator.session import log_in
+from gpushare_operator.session import EndlessRetries, FirstRefusals, log_in
 from gpushare_operator.storages import NoDiffBase, NoProgress
+
+# An ordinary end takes a second. Once one of Kopf's own tasks has failed, it may wait for others for ever.
+_LONGEST_END_SECONDS: Final = 20.0
+_FIRST_REFUSALS: Final = FirstRefusals()
 
 
 @kopf.on.startup(id="settings")
@@ -28,11 +32,15 @@ async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.persistence.progress_storage = NoProgress()
     settings.queueing.idle_timeout = 1.0  # a task for each of 20,000 objects need not live on for 5 s
     settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would be harmless too
+    settings.scanning.disabled = True  # what is watched is known; of what Kopf scans it misses some (ADR 0253)
     settings.watching.initial_streaming = False  # start with a list, which `session` shows us
     settings.watching.chunk_size = PAGE_LIMIT  # so that no answer holds up the event loop
+    settings.networking.error_backoffs = EndlessRetries()
+    settings.process.ultimate_exiting_timeout = _LONGEST_END_SECONDS
     settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for each event and probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("kopf._cogs.clients.watching").addFilter(_FIRST_REFUSALS)
 
 
 @kopf.on.startup(id="operator")

@@ -10,10 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
 
-from gpushare.kube import NAMESPACES, Json, Resource
+from gpushare.kube import Json, Resource
 
 _log = logging.getLogger(__name__)
+# An API server that starts refuses for a few seconds, until it has read its roles and bindings.
+LASTING_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,11 @@ class KopfListings:
 
     Attributes:
         path: of the list in the API.
-        done: set once the first list was recorded, or there is none as the namespace does not exist.
+        done: set once the first list was recorded, or Kopf was refused it for longer than a moment.
+        is_asked: whether Kopf has asked for a list.
         missed: deletions that no watch reported.
+        refused_since: when Kopf was first told that it may not list or watch, by the caller's clock; None while
+            it may.
     """
 
     def __init__(self, watched: WatchedResource, namespace: str | None) -> None:
@@ -61,6 +68,8 @@ class KopfListings:
         self.namespace = namespace
         self.done = asyncio.Event()
         self.missed = 0
+        self.refused_since: float | None = None
+        self._is_listed = self.is_asked = False
         self.path = watched.resource.path(namespace=namespace)
         self._open: _OpenList | None = None
 
@@ -71,6 +80,7 @@ class KopfListings:
             path: of the request, possibly behind a prefix of the API server's address.
         """
         if path.endswith(self.path):
+            self.is_asked = True
             self._open = _OpenList(self.watched.known(self.namespace), self.watched.newest(), set())
 
     def page(self, path: str, body: Json) -> None:
@@ -96,35 +106,73 @@ class KopfListings:
         if missed:
             _log.info("%d objects at %s were deleted while no watch was open", missed, self.path)
         self.missed += missed
+        self._is_listed = True
         self.done.set()
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether all objects are known: they were listed, and Kopf may watch them."""
+        return self._is_listed and self.refused_since is None
 
-class KopfNamespaces:
-    """Kopf's list of namespaces: in those that it lacks, or that are being deleted, Kopf lists nothing.
+    def answered(self, path: str, status: int, now: float) -> None:
+        """Record whether Kopf may list and watch, if it asked for ours.
+
+        Args:
+            status: HTTP status of the answer.
+            now: the caller's clock, in seconds.
+        """
+        if not path.endswith(self.path):
+            return
+        if status == HTTPStatus.FORBIDDEN:
+            self.refused_since = now if self.refused_since is None else self.refused_since
+            self._is_listed = self._is_listed and self._open is None  # a refused list is asked for again as a list
+        elif status == HTTPStatus.OK:
+            self.refused_since = None
+
+
+class KopfRefusals:
+    """Namespaces in which Kopf may not list or watch: they do not exist, or have no RoleBinding of the chart's.
+
+    Kopf asks again for as long as it takes, and nobody waits for it. A refusal that lasts is logged once, and its
+    end once.
 
     Args:
-        listings: the lists that Kopf takes where they exist.
+        listings: the lists that Kopf takes.
     """
 
     def __init__(self, listings: Iterable[KopfListings]) -> None:
-        self._awaited = [each for each in listings if each.namespace is not None]
-        self._path = NAMESPACES.path()
-        self._present: set[str] = set()
+        self._of: dict[str | None, list[KopfListings]] = {}
+        for each in listings:
+            self._of.setdefault(each.namespace, []).append(each)
+        self._lasting: set[str | None] = set()
 
-    def begins(self, path: str) -> None:
-        """Begin anew as Kopf asks for the first page, if it is of this list."""
-        if path.endswith(self._path):
-            self._present = set()
+    def __len__(self) -> int:
+        """Return the number of namespaces that are refused for longer than a moment."""
+        return len(self._lasting)
 
-    def page(self, path: str, body: Json) -> None:
-        """Read a page; after the last one, let nobody wait for lists of namespaces that do not exist."""
-        if not path.endswith(self._path):
-            return
-        metadata = [each["metadata"] for each in body.get("items") or ()]
-        self._present |= {each["name"] for each in metadata if not each.get("deletionTimestamp")}
-        if (body.get("metadata") or {}).get("continue"):
-            return
-        for each in self._awaited:
-            if each.namespace not in self._present and not each.done.is_set():
-                _log.warning("namespace %s does not exist: nothing is listed at %s", each.namespace, each.path)
-                each.done.set()
+    def is_known(self, namespace: str) -> bool:
+        """Return whether all objects of a namespace are known."""
+        return all(each.is_known for each in self._of.get(namespace, self._of.get(None, ())))
+
+    def look(self, now: float) -> None:
+        """Find refusals that last, and those that have ended.
+
+        Args:
+            now: the clock of `KopfListings.answered`, in seconds.
+        """
+        for namespace, listings in self._of.items():
+            refused = [each.path for each in listings if each.refused_since is not None]
+            since = min((each.refused_since for each in listings if each.refused_since is not None), default=now)
+            where = f"namespace {namespace}" if namespace is not None else "all namespaces"
+            if namespace in self._lasting and not refused:
+                self._lasting.discard(namespace)
+                _log.info("the operator may list and watch in %s now", where)
+            elif namespace not in self._lasting and refused and now - since >= LASTING_SECONDS:
+                self._lasting.add(namespace)
+                _log.warning(
+                    "the operator may not list in %s, and does nothing there until it may: it does not exist, or "
+                    "lacks the chart's binding, which `helm upgrade` makes (refused: %s)",
+                    *(where, ", ".join(refused)),
+                )
+                for each in listings if namespace is not None else ():
+                    each.done.set()

@@ -94,6 +94,11 @@ class OperatorMetrics:
             ["kind"],
             registry=self.registry,
         )
+        self.refused_namespaces = Gauge(
+            "gpushare_operator_refused_namespaces",
+            "Namespaces in which the operator may not list or watch now.",
+            registry=self.registry,
+        )
         self.queued = Gauge(
             "gpushare_operator_queue_length", "Keys that wait for work or are in work.", registry=self.registry
         )

@@ -93,7 +93,14 @@ class ShareReconciler:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        is_known: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """Know nothing.
+
+        Args:
+            is_known: returns whether all pods and GpuShares of a namespace are known. Until then they are left
+                alone: a GpuShare would seem to have no pods, and a pod no GpuShare.
+        """
         self.world = ClusterView(
             self._touch,
             lambda: now().timestamp(),
@@ -110,6 +117,8 @@ class ShareReconciler:
         self._clock = clock
         self._now = now
         self._queue: WorkQueue[Key] = WorkQueue()
+        self._is_known = is_known
+        self._left_alone: dict[str, set[Key]] = {}
         self._in_work: dict[Key, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._written: dict[ShareKey, _Written] = {}
@@ -158,12 +167,21 @@ class ShareReconciler:
             self.beat = now
         keys = self._queue.take(now, room)
         for key in keys:
+            if not self._is_known(key.namespace):
+                self._left_alone.setdefault(key.namespace, set()).add(key)
+                continue
             if key in self._in_work:  # touched meanwhile: do it once more when this is done
                 self._queue.add(key, now + _SETTLE_SECONDS)
                 continue
             self._in_work[key] = asyncio.create_task(self._work(key))
             self._in_work[key].add_done_callback(partial(self._ended, key))
         return len(keys)
+
+    def take_up(self) -> None:
+        """Queue what was left alone in namespaces that are known by now."""
+        for namespace in [each for each in self._left_alone if self._is_known(each)]:
+            for key in self._left_alone.pop(namespace):
+                self._touch(key)
 
     def _ended(self, key: Key, _: asyncio.Task[None]) -> None:
         del self._in_work[key]

@@ -13,14 +13,14 @@ from typing import Final
 
 from gpushare.core.control import HygieneAction, HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
-from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, ApiError, Change, Json, Reflector, connect
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsAndProbes, Route, metrics_route, probe_route
 from gpushare.runtime.options import Variables
 from gpushare.runtime.tasks import watch_lag, without_end
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
-from gpushare_operator.listings import KopfListings, KopfNamespaces, WatchedResource
+from gpushare_operator.listings import KopfListings, KopfRefusals, WatchedResource
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import CONTROLLER, ShareReconciler
 from gpushare_operator.reports import NodeReport
@@ -33,6 +33,8 @@ _STUCK_SECONDS: Final = 300.0
 _BEAT_SECONDS: Final = 1.0
 # Far above any step: with 10,000 GpuShares the event loop answered within 0.9 s (docs/measurements/operator.md).
 _HUNG_SECONDS: Final = 60.0
+# Kopf asks for its lists within a second. It never does for a type that was not served as it started.
+_UNASKED_SECONDS: Final = 120.0
 _METRICS_PORT: Final = 9090
 # Of garbage collection. With Python's own (700, 10, 10) it is a tenth of the work of a start with 2,000 GpuShares.
 # The extender's go without full collections; here Kopf leaves a cycle behind at each event.
@@ -98,12 +100,12 @@ class Operator:
     def __init__(self, environment: Environment, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._environment = environment
         self._clock = clock
-        self._beat_at = clock()
+        self._beat_at = self._started_at = clock()
         self._kopf: asyncio.Task[object] | None = None
         self._stack = AsyncExitStack()
         self._metrics = OperatorMetrics()
         self._listings: list[KopfListings] = []
-        self._namespaces = KopfNamespaces(())
+        self._refusals = KopfRefusals(())
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
         self._reconciler: ShareReconciler | None = None
@@ -123,15 +125,24 @@ class Operator:
         GpuNodes have a reflector of their own, not Kopf: every agent writes its own every 10 s (ADR 0102).
 
         Raises:
-            ApiError: there is no usable configuration; nothing was started.
+            ApiError: there is no usable configuration, or no definition of GpuShares; nothing was started.
             OSError: a port is in use; nothing was started.
         """
         gc.set_threshold(*_GC_THRESHOLDS)
         self._kopf = asyncio.current_task()  # Kopf cancels the task that calls its startup handlers when it ends
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-operator"))
+            if GPUSHARES.version not in await api.versions_of(GPUSHARES.group):  # Kopf looks for its types once
+                raise ApiError(f"the API server does not serve {GPUSHARES.group}/{GPUSHARES.version} yet")
+            self._started_at = self._clock()
             settings = self._environment.settings
-            self._reconciler = ShareReconciler(api, settings, self._metrics, clock=self._clock)
+            self._reconciler = ShareReconciler(
+                api,
+                settings,
+                self._metrics,
+                clock=self._clock,
+                is_known=self._is_known,
+            )
             self._retractor = Retractor(
                 api,
                 self._reconciler.world,
@@ -145,7 +156,8 @@ class Operator:
                 for watched in watched_resources(self.intake)
                 for namespace in self._environment.namespaces or (None,)
             ]
-            self._namespaces = KopfNamespaces(self._listings)
+            self._refusals = KopfRefusals(self._listings)
+            self._metrics.refused_namespaces.set_function(partial(len, self._refusals))
             self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
             await stack.enter_async_context(self._nodes)
             self._tasks = [asyncio.create_task(self._work(), name="reconciler")]
@@ -164,15 +176,28 @@ class Operator:
 
     def begins(self, path: str) -> None:
         """Note what is known, as Kopf asks for the list at `path`."""
-        self._namespaces.begins(path)
         for each in self._listings:
             each.begins(path)
 
     def page(self, path: str, body: Json) -> None:
         """Record a page of Kopf's list at `path`, and what the whole list lacks."""
-        self._namespaces.page(path, body)
         for each in self._listings:
             each.page(path, body)
+        self._look_at_refusals()
+
+    def answered(self, path: str, status: int) -> None:
+        """Note whether Kopf may list or watch at `path`."""
+        for each in self._listings:
+            each.answered(path, status, self._clock())
+        self._look_at_refusals()
+
+    def _is_known(self, namespace: str) -> bool:
+        return self._refusals.is_known(namespace)
+
+    def _look_at_refusals(self) -> None:
+        self._refusals.look(self._clock())
+        if self._reconciler is not None:
+            self._reconciler.take_up()
 
     async def _work(self) -> None:
         """Start working once every object is known: before that, GpuShares would seem to have no pods."""
@@ -195,6 +220,7 @@ class Operator:
         """Record that the event loop, which is Kopf's too, is running."""
         while True:
             self._beat_at = self._clock()
+            self._look_at_refusals()
             await asyncio.sleep(_BEAT_SECONDS)
 
     def trouble(self) -> str:
@@ -207,6 +233,9 @@ class Operator:
             return "Kopf is ending"
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"ended: {', '.join(ended)}"
+        unasked = [each.path for each in self._listings if not each.is_asked]
+        if unasked and (silent_seconds := self._clock() - self._started_at) > _UNASKED_SECONDS:
+            return f"Kopf has not asked for {unasked[0]} in {silent_seconds:.0f} s"
         if self._synced and (silent_seconds := self._clock() - self._reconciler.beat) > _STUCK_SECONDS:
             return f"the reconciler has been stuck for {silent_seconds:.0f} s"
         return ""

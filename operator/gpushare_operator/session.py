@@ -1,14 +1,47 @@
-"""Kopf's connection to the API server, which shows each list that Kopf takes."""
+"""Kopf's connection to the API server: shows each list that Kopf takes, and keeps from Kopf what would end it.
 
-from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any, Protocol
+Kopf's watchers survive broken connections and a watch that cannot be continued. ADR 0253 says what else happens to
+them, and what is done here about it.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from http import HTTPStatus
+from itertools import count
+from typing import Any, Final, Protocol
 
 import aiohttp
 import kopf
 import orjson
 
+from gpushare.core.backoff import Backoff
 from gpushare.kube import ApiError, Json, read_configuration
+
+_log = logging.getLogger(__name__)
+RETRIES: Final = Backoff(
+    first_seconds=0.5,
+    longest_seconds=8.0,  # short, so that all goes on within seconds of the API server's or a right's return
+    jitter_ratio=0.5,
+)
+
+
+class EndlessRetries:
+    """Waits between the attempts of a request of Kopf's, without end: after its own nine a watcher would end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return (RETRIES.seconds(failures, random.random()) for failures in count(1))
+
+
+class FirstRefusals(logging.Filter):
+    """Drops what Kopf logs of each further refusal of one request, as it may be refused for days."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log this."""
+        text = record.getMessage()
+        return "APIForbiddenError" not in text or "attempt #1 failed" in text
 
 
 class ListObserver(Protocol):
@@ -19,6 +52,9 @@ class ListObserver(Protocol):
 
     def page(self, path: str, body: Json) -> None:
         """Read a page of the list at `path` before Kopf does."""
+
+    def answered(self, path: str, status: int) -> None:
+        """Learn the HTTP status of the answer to a list or watch at `path`."""
 
 
 async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kopf.AiohttpSession:
@@ -34,29 +70,72 @@ async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kop
     except ApiError as error:
         raise kopf.LoginError(str(error)) from error
 
-    async def asked(
-        _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
-    ) -> None:
-        if is_list(request.method, request.url.query) and "continue" not in request.url.query:
-            observer.begins(request.url.path)
+    observed = _KopfRequests(observer)
 
     class _ShownResponse(aiohttp.ClientResponse):
         async def json(self, **_: Any) -> Any:
             body = await super().json(loads=orjson.loads)
             if self.ok and is_list(self.method, self.url.query) and "items" in body:
-                observer.page(self.url.path, body)
+                observed.page(self.url.path, body)
             return body
 
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(asked)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
         trust_env=info.trust_env,
-        trace_configs=[trace],
+        middlewares=[observed.send],
         response_class=_ShownResponse,
     )
     return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+
+
+class _KopfRequests:
+    """Kopf's lists and watches as its session sees them.
+
+    Args:
+        sleep: waits for some seconds.
+    """
+
+    def __init__(self, observer: ListObserver, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._observer = observer
+        self._sleep = sleep
+        self._expired: Counter[str] = Counter()  # in a row, by path
+
+    async def send(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Send a request of Kopf's; begin a list anew whose next page is not to be had any more (410).
+
+        Kopf then goes on with the first page of the new list, and sees some objects twice.
+
+        Raises:
+            aiohttp.ClientConnectionError: the type is not served, as while its definition is replaced. Kopf asks
+                again after this; after a 404 its watcher would end.
+        """
+        path = request.url.path
+        if is_list(request.method, request.url.query) and "continue" not in request.url.query:
+            self._observer.begins(path)
+        response = await handler(request)
+        while response.status == HTTPStatus.GONE and "continue" in request.url.query:
+            response.release()
+            self._expired[path] += 1
+            wait = RETRIES.seconds(self._expired[path], random.random())
+            _log.warning("the list at %s expired between two pages, it begins again in %.1f s", path, wait)
+            await self._sleep(wait)
+            request.url = request.url.without_query_params("continue")
+            self._observer.begins(path)
+            response = await handler(request)
+        self._observer.answered(path, response.status)
+        if response.status == HTTPStatus.NOT_FOUND and request.url.query.keys() & {"limit", "watch"}:
+            response.release()
+            raise aiohttp.ClientConnectionError(f"the API server does not serve {path}")
+        return response
+
+    def page(self, path: str, body: Json) -> None:
+        """Show a page of a list."""
+        self._observer.page(path, body)
+        if not (body.get("metadata") or {}).get("continue"):
+            self._expired.pop(path, None)
 
 
 async def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:

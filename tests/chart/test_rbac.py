@@ -38,11 +38,9 @@ Right = tuple[str, str, str]  # group, resource with its subresource, verb
 # Rights that no call of ours shows, each with its reason.
 BESIDES: dict[str, set[Right]] = {
     "operator": {
-        # Kopf lists and watches these for the handlers; the others tell Kopf what is.
+        # Kopf lists and watches these for the handlers.
         *(("gpushare.io", "gpushares", verb) for verb in ("list", "watch")),
         *(("", "pods", verb) for verb in ("list", "watch")),
-        *(("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("get", "list", "watch")),
-        *(("", "namespaces", verb) for verb in ("get", "list", "watch")),
         # Owners are asked for by a table of kinds.
         ("apps", "replicasets", "get"),
         ("batch", "jobs", "get"),

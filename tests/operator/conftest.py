@@ -35,6 +35,7 @@ DEFINITIONS = Resource(
 )
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
 MakeCertificate = Callable[..., bytes]
+OPERATOR = "system:serviceaccount:gpushare:gpushare-operator"  # as the chart's bindings name it
 
 
 @pytest.fixture
@@ -117,6 +118,10 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 class ApiServer:
     """etcd and kube-apiserver; the latter can be killed and started again.
 
+    Attributes:
+        kubeconfig: of one who may do everything.
+        operators_kubeconfig: of the operator's service account, which may do what its bindings grant.
+
     Args:
         authorization: an AuthorizationConfiguration; None for RBAC alone.
     """
@@ -128,8 +133,10 @@ class ApiServer:
         self._url = f"https://127.0.0.1:{port}"
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (work / "sa.key").write_bytes(_private(key))
-        (work / "tokens.csv").write_text('t0ken,admin,1,"system:masters"\n')
+        (work / "tokens.csv").write_text(f't0ken,admin,1,"system:masters"\noperat0r,{OPERATOR},2\n')
         self.kubeconfig.write_text(_kubeconfig(self._url))
+        self.operators_kubeconfig = work / "kubeconfig-of-the-operator"
+        self.operators_kubeconfig.write_text(_kubeconfig(self._url, "operat0r"))
         self._command = [
             str(kube),
             "kube-apiserver",
@@ -237,14 +244,14 @@ def kubeconfig(api_server: ApiServer) -> Path:
     return api_server.kubeconfig
 
 
-def _kubeconfig(server: str) -> str:
+def _kubeconfig(server: str, token: str = "t0ken") -> str:
     cluster = {"server": server, "insecure-skip-tls-verify": True}
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": "t0ken"}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
             "current-context": "test",
         }

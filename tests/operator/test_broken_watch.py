@@ -12,7 +12,7 @@ import pytest
 from tests.operator.live import PATIENCE_SECONDS, Cable, Running, Shares, decide, pod
 
 from gpushare.core.api import Phase
-from gpushare.kube import GPUSHARES, PODS, Api
+from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api
 
 pytestmark = pytest.mark.integration
 
@@ -168,3 +168,22 @@ async def test_a_pod_deleted_and_made_anew_while_cut_off_is_the_new_one(
     own = shares.named("own")
     assert own is not None
     assert own.status.placements == ()
+
+
+async def test_a_namespace_made_while_cut_off_is_taken_up(
+    real_api: Api, namespace: str, cable: Cable, cut_off: Running, api_server: Any, shares: Shares
+) -> None:
+    """Kopf's own watch of namespaces tells of none that its new list has and that it did not know before."""
+    later = f"{namespace}-later"
+    await asyncio.to_thread(cut_off.stop)
+    cut_off.start(namespace, later)
+    await pod(real_api, namespace, "here")
+    await shares.until(lambda: shares.named("pod-here") is not None)
+    cable.pull()
+    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": later}})
+    await pod(real_api, later, "there")
+    await restart(api_server)
+    cable.plug()
+    of_later = Shares(real_api, later)
+    async with of_later.reflector:
+        await of_later.until(lambda: of_later.named("pod-there") is not None)

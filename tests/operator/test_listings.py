@@ -1,11 +1,14 @@
 """What a list of Kopf's lacks of what was known before it is gone; what came in the meantime is not."""
 
+import logging
 from typing import Any
+
+import pytest
 
 from gpushare.core.admission import ShareKey
 from gpushare.kube import GPUSHARES
 from gpushare_operator.intake import Intake
-from gpushare_operator.listings import KopfListings, KopfNamespaces
+from gpushare_operator.listings import KopfListings, KopfRefusals
 from gpushare_operator.running import watched_resources
 from gpushare_operator.world import ClusterView
 
@@ -128,14 +131,94 @@ def test_an_object_of_another_namespace_is_none_that_this_list_lacks() -> None:
     assert names(world) == {"a"}
 
 
-def test_nobody_waits_for_lists_of_namespaces_that_do_not_exist() -> None:
-    found = {name: made(namespace=name)[0] for name in ("shop", "bank", "leaving", None)}
-    namespaces = KopfNamespaces(found.values())
-    path = "/api/v1/namespaces"
-    leaving = {"metadata": {"name": "leaving", "deletionTimestamp": "2026-11-29T06:00:00Z"}}
-    namespaces.begins(path)
-    namespaces.page("/api/v1/namespaces/shop/pods", page(9))
-    namespaces.page(path, page(10, {"metadata": {"name": "other"}}, more=True))
-    assert not any(each.done.is_set() for each in found.values()), "there are more pages"
-    namespaces.page(path, page(10, {"metadata": {"name": "shop"}}, leaving))
-    assert {name for name, each in found.items() if each.done.is_set()} == {"bank", "leaving"}
+REFUSED, ALLOWED = 403, 200
+
+
+def two_namespaces() -> tuple[KopfRefusals, dict[str, list[KopfListings]]]:
+    """The lists of pods and GpuShares of two namespaces."""
+    watched = watched_resources(Intake(ClusterView(lambda _: None)))
+    found = {name: [KopfListings(each, name) for each in watched] for name in ("shop", "bank")}
+    return KopfRefusals([each for listings in found.values() for each in listings]), found
+
+
+def lists(listings: KopfListings) -> None:
+    listings.begins(listings.path)
+    listings.answered(listings.path, ALLOWED, 0.0)
+    listings.page(listings.path, page(9))
+
+
+def test_a_refusal_that_lasts_is_told_once_and_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    refusals, found = two_namespaces()
+    for each in found["shop"]:
+        lists(each)
+    shares, pods = found["bank"]
+    for now in (100.0, 104.0, 109.9):
+        shares.answered(shares.path, REFUSED, now)
+        refusals.look(now)
+    assert not shares.done.is_set(), "an API server that starts refuses for a moment"
+    assert (len(refusals), caplog.text) == (0, "")
+    for now in (110.0, 118.0, 126.0, 9e9):
+        shares.answered(shares.path, REFUSED, now)
+        refusals.look(now)
+    assert shares.done.is_set()
+    assert pods.done.is_set()
+    assert len(refusals) == 1
+    (told,) = caplog.messages
+    assert "may not list in namespace bank" in told
+    assert (refusals.is_known("shop"), refusals.is_known("bank")) == (True, False)
+    lists(shares)
+    refusals.look(9e9)
+    assert not refusals.is_known("bank"), "its pods were not listed yet"
+    lists(pods)
+    refusals.look(9e9)
+    assert refusals.is_known("bank")
+    assert len(refusals) == 0
+    assert [each for each in caplog.messages if "bank" in each] == [
+        told,
+        "the operator may list and watch in namespace bank now",
+    ]
+
+
+def test_a_refusal_that_ends_within_moments_is_none() -> None:
+    refusals, found = two_namespaces()
+    shares, _ = found["bank"]
+    shares.answered(shares.path, REFUSED, 100.0)
+    refusals.look(100.0)
+    shares.answered(shares.path, 503, 105.0)
+    assert not refusals.is_known("bank")
+    shares.answered(found["shop"][0].path, ALLOWED, 106.0)
+    assert shares.refused_since == 100.0, "an answer about another namespace"
+    shares.answered(shares.path, ALLOWED, 107.0)
+    refusals.look(200.0)
+    assert len(refusals) == 0
+    assert not shares.done.is_set()
+
+
+def test_after_a_refused_list_the_whole_list_has_to_come_and_after_a_refused_watch_it_goes_on() -> None:
+    refusals, found = two_namespaces()
+    shares, pods = found["bank"]
+    for each in (shares, pods):
+        lists(each)
+    pods.answered(pods.path, REFUSED, 50.0)
+    assert not refusals.is_known("bank")
+    pods.answered(pods.path, ALLOWED, 51.0)
+    assert refusals.is_known("bank"), "the watch continues where it was"
+    pods.begins(pods.path)
+    pods.answered(pods.path, REFUSED, 60.0)
+    pods.answered(pods.path, ALLOWED, 61.0)
+    pods.page(pods.path, page(11, more=True))
+    assert not refusals.is_known("bank")
+    pods.answered(pods.path, ALLOWED, 61.0)
+    pods.page(pods.path, page(11))
+    assert refusals.is_known("bank")
+
+
+def test_without_namespaces_a_refusal_is_told_and_the_start_waits(caplog: pytest.LogCaptureFixture) -> None:
+    listings, _, _ = made()
+    refusals = KopfRefusals([listings])
+    listings.answered(EVERYWHERE, REFUSED, 0.0)
+    refusals.look(60.0)
+    assert "may not list in all namespaces" in caplog.text
+    assert not listings.done.is_set(), "there is nothing else to do"
+    assert not refusals.is_known("shop")

@@ -11,6 +11,8 @@ from typing import Any
 import kopf
 import pytest
 
+from gpushare.core.api import names
+from gpushare.kube import ApiError
 from gpushare.kube.fake import FakeApi
 from gpushare_operator import handlers, running
 from gpushare_operator.running import Environment, Operator
@@ -18,6 +20,13 @@ from gpushare_operator.running import Environment, Operator
 MOST_CONNECTIONS = 64
 PATIENCE_SECONDS = 60.0
 BUSY_SECONDS = 30.0  # without a heartbeat, 30 times what was measured of a busy loop
+
+
+def served() -> FakeApi:
+    """An API of no objects, but with our types."""
+    api = FakeApi()
+    api.store.served = {names.GROUP: (names.VERSION,)}
+    return api
 
 
 class Clock:
@@ -66,7 +75,7 @@ class Probed:
 
 @pytest.fixture
 async def probed(monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[], int]) -> AsyncIterator[Probed]:
-    monkeypatch.setattr(running, "connect", lambda **_: nullcontext(FakeApi()))
+    monkeypatch.setattr(running, "connect", lambda **_: nullcontext(served()))
     monkeypatch.setattr(running, "_BEAT_SECONDS", 0.0)
     clock, ports = Clock(), (free_ports(), free_ports())
     variables = {"GPUSHARE_METRICS_PORT": str(ports[0]), "GPUSHARE_PROBE_PORT": str(ports[1])}
@@ -116,6 +125,29 @@ async def test_the_probe_fails_while_the_reconciler_is_stuck_in_a_loop_that_runs
     assert probed.ask() == (503, "the reconciler has been stuck for 301 s\n")
 
 
+async def test_the_probe_fails_once_kopf_does_not_ask_for_a_list(probed: Probed) -> None:
+    """As for a type whose definition came in the moment after Kopf looked for it."""
+    probed.clock.now += 120
+    await probed.beats()
+    assert probed.ask() == (200, "ok\n")
+    probed.clock.now += 1
+    await probed.beats()
+    path = "/apis/gpushare.io/v1alpha1/gpushares"
+    assert probed.ask() == (503, f"Kopf has not asked for {path} in 121 s\n")
+    await probed.syncs()
+    assert probed.ask() == (200, "ok\n")
+
+
+async def test_it_does_not_start_before_gpushares_are_served(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(running, "connect", lambda **_: nullcontext(FakeApi()))
+    operator = Operator(Environment.read({"GPUSHARE_METRICS_PORT": str(free_port)}))
+    with pytest.raises(ApiError, match="does not serve gpushare"):
+        await operator.start()
+    assert operator.trouble() == "the operator is not started"
+
+
 @pytest.mark.parametrize("name", ["heartbeat", "loop-lag", "reconciler"])
 async def test_the_probe_fails_once_a_task_has_ended(probed: Probed, name: str) -> None:
     (task,) = (each for each in probed.operator._tasks if each.get_name() == name)
@@ -159,7 +191,7 @@ async def test_kopfs_own_probe_which_an_older_chart_asks_tells_the_same(probed: 
 
 async def test_the_probe_fails_while_kopf_ends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """One of Kopf's own tasks returns, and Kopf ends: until its cleanup the event loop and our tasks still run."""
-    monkeypatch.setattr(running, "connect", lambda **_: nullcontext(FakeApi()))
+    monkeypatch.setattr(running, "connect", lambda **_: nullcontext(served()))
     operator = Operator(Environment.read({"GPUSHARE_METRICS_PORT": str(free_port)}))
     told: list[str] = []
     ends = asyncio.Event()

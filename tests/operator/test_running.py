@@ -8,7 +8,8 @@ import pytest
 from gpushare.core.admission import Defaults, ShareKey
 from gpushare.core.api import JobClass, names
 from gpushare.core.control import Fares, OperatorSettings, RetractionSettings
-from gpushare.kube import Api, Change
+from gpushare.kube import GPUSHARES, PODS, Api, Change, Json
+from gpushare.kube.fake import FakeApi
 from gpushare_operator import handlers
 from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
@@ -82,3 +83,34 @@ def test_a_node_arrives_and_goes() -> None:
     running._on_node(Change.DELETED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {}
     assert retractor.reports.asks(0.0) == ()
+
+
+async def test_what_is_not_known_in_whole_is_left_alone_until_it_is() -> None:
+    """A list of the pods that comes before that of the GpuShares: a user's own GpuShare would not be seen."""
+    api, known, now = FakeApi(), {"shop"}, [0.0]
+    reconciler = ShareReconciler(
+        api, OperatorSettings(Defaults()), OperatorMetrics(), clock=lambda: now[0], is_known=known.__contains__
+    )
+    for namespace in ("shop", "bank"):
+        metadata: Json = {"namespace": namespace, "name": "p", "uid": f"uid-{namespace}"}
+        metadata |= {"annotations": {names.FRACTION: "0.5"}, "labels": {"app": "web"}, "resourceVersion": "1"}
+        raw = {"metadata": metadata, "spec": {}}
+        api.store.put(PODS, raw)
+        reconciler.intake.pod(raw)
+
+    async def settle() -> list[str]:
+        for _ in range(10):
+            now[0] += 1.0
+            await reconciler.step()
+        return sorted(api.store.objects(GPUSHARES))
+
+    assert await settle() == ["shop/pod-p"]
+    reconciler.take_up()
+    assert await settle() == ["shop/pod-p"], "it is not known yet"
+    own = {"metadata": {"namespace": "bank", "name": "own"}, "spec": {"selector": {"matchLabels": {"app": "web"}}}}
+    reconciler.intake.share(await api.create(GPUSHARES, own, namespace="bank"))
+    assert "status" not in api.store.objects(GPUSHARES)["bank/own"]
+    known.add("bank")
+    reconciler.take_up()
+    assert await settle() == ["bank/own", "shop/pod-p"]
+    assert api.store.objects(GPUSHARES)["bank/own"]["status"]["phase"] == "Pending"
