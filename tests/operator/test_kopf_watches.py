@@ -136,7 +136,11 @@ def runs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> Runs:
         async def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.AiohttpSession:
             return await log_in(Nobody(), settings)
 
-        kopf.on.startup(registry=registry, id="settings")(handlers.configure)
+        async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+            await handlers.configure(settings=settings)
+            settings.process.ultimate_exiting_timeout = None  # this process is the tests'
+
+        kopf.on.startup(registry=registry)(configure)
         kopf.on.event("", "v1", "pods", registry=registry)(seen.put)
         works = asyncio.create_task(
             kopf.operator(registry=registry, standalone=True, namespaces=namespaces, stop_flag=ends)
