@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import kopf
 import pytest
+import yaml
 from aiohttp import web
+from tests.operator.live import Running
 
+from gpushare.core.api import names
 from gpushare.core.backoff import Backoff
 from gpushare.kube import PODS, Json
 from gpushare.kube.fake import ObjectStore, app
@@ -92,9 +96,9 @@ class Seen:
         self.names.add(event["object"]["metadata"]["name"])
         self._came.set()
 
-    async def until(self, *names: str) -> None:
+    async def until(self, *expected: str) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not self.names.issuperset(names):
+            while not self.names.issuperset(expected):
                 self._came.clear()
                 await self._came.wait()
 
@@ -198,3 +202,31 @@ async def test_kopf_needs_no_list_of_namespaces_or_definitions(runs: Runs) -> No
         server.pod("shop", "web")
         await seen.until("web")
     assert {path for path in server.asked if path not in DISCOVERY} == {of("shop")}
+
+
+@pytest.mark.integration
+async def test_a_process_whose_kopf_fails_all_the_same_ends(tmp_path: Path, free_ports: Callable[[], int]) -> None:
+    """Its other watchers then wait for ever for credentials that nobody brings; kubelet starts it anew."""
+    server, port = Server(), free_ports()
+    server.store.served = {names.GROUP: (names.VERSION,)}
+    server.refusals[of("bank")] = [503, 503, 503, 400]  # the other watch is open by then
+    server.pod("shop", "here")
+    runner = web.AppRunner(server.app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    operator = Running(tmp_path / "kubeconfig", free_ports(), free_ports(), tmp_path / "operator.log")
+    operator.start("shop", "bank", "a", "b", "c", "d")
+    assert operator.process is not None
+    try:
+        await asyncio.to_thread(operator.process.wait, PATIENCE_SECONDS)
+    finally:
+        operator.process.kill()
+        print(operator.log.read_text()[-5000:])
+        await runner.cleanup()
