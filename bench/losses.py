@@ -77,7 +77,8 @@ class TrueModel(InterferenceModel):
 
     def predict_sets(self, table, index):
         prediction = InterferenceModel.predict_sets(self, table, index)
-        progress, lower, upper = prediction.progress.copy(), prediction.lower.copy(), prediction.upper.copy()
+        progress = prediction.progress.copy()
+        lower, upper, likely = prediction.lower.copy(), prediction.upper.copy(), prediction.likely.copy()
         for line, row in enumerate(index.tolist()):
             at = [place for place, each in enumerate(row) if each >= 0]
             found = self._rates([(int(table.programs[row[place]]), float(table.caps[row[place]])) for place in at])
@@ -86,7 +87,9 @@ class TrueModel(InterferenceModel):
                 progress[line, at] = found
                 lower[line, at] = found if self.is_sure else np.clip(lower[line, at] + moved, 0.0, None)
                 upper[line, at] = found if self.is_sure else upper[line, at] + moved
-        return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
+                likely[line, at] = found if self.is_sure else likely[line, at] + moved
+        lower = np.minimum(lower, progress)
+        return Prediction(progress, lower, np.maximum(upper, progress), np.clip(likely, lower, progress))
 
     def _rates(self, tenants):
         key = tuple(tenants)
@@ -114,7 +117,7 @@ class FearlessModel(InterferenceModel):
 
     def predict_sets(self, table, index):
         prediction = InterferenceModel.predict_sets(self, table, index)
-        return Prediction(prediction.progress, prediction.progress, prediction.progress)
+        return Prediction(*[prediction.progress] * 4)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from gpushare.core.interference import cautiously, promised_progress
+from gpushare.core.interference import promised_progress
 from gpushare.core.placement import Newcomer
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobCluster
@@ -52,21 +52,23 @@ def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> Los
         return LossReason.OWN
     if verdicts.accepts[number]:
         return LossReason.KEPT
-    surest = -np.inf  # standard deviations that the least sure promise has to spare, under the best cap for that
+    surest = -np.inf  # steps from expected to likely progress that the least sure promise has to spare, at best
     for cap in newcomer.caps(policy.gpu_model):
         members = [newcomer.member(policy.gpu_model, cap), *judge.set_at(number).members]
         if not all(each.profile for each in members):
             return LossReason.EXPECTED
-        forecasts = policy.model.predict([(each.profile, each.thread_percentage) for each in members])
-        floors = [
-            promised_progress(each.profile, each.share_percent, each.max_slowdown, is_auto=each.is_auto)
-            for each in members
-        ]
-        spare = [
-            (each.progress - floor) / max(each.progress - cautiously(each.progress, each.lower), 1e-9)
-            for floor, each in zip(floors, forecasts, strict=True)
-        ]
-        surest = max(surest, min(spare))
+        table = policy.model.table(
+            [each.profile for each in members], [each.thread_percentage for each in members]
+        )
+        predicted = policy.model.predict_sets(table, np.arange(len(members))[None])
+        floors = np.array(
+            [
+                promised_progress(each.profile, each.share_percent, each.max_slowdown, is_auto=each.is_auto)
+                for each in members
+            ]
+        )
+        step = np.maximum(predicted.progress - predicted.likely, 1e-9)
+        surest = max(surest, float(((predicted.progress - floors) / step).min()))
     if surest >= 1.0:
         return LossReason.CAPS
     if surest >= HALF:

@@ -113,7 +113,7 @@ class OptimisticModel(InterferenceModel):
         return Prediction(
             *(
                 np.minimum(OPTIMISM * each, np.maximum(alone, each))
-                for each in (sober.progress, sober.lower, sober.upper)
+                for each in (sober.progress, sober.lower, sober.upper, sober.likely)
             )
         )
 

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import time
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from gpushare.core.interference import (
     network,
     recommended_number,
 )
-from gpushare.core.interference.model import Fill, errors_shape
+from gpushare.core.interference.model import Fill, errors_shape, shortfalls_shape
 from gpushare.core.interference.profile import (
     CAP_FEATURES,
     CONSERVED,
@@ -41,13 +40,12 @@ from gpushare.core.interference.profile import (
     lacking,
     without,
 )
-from gpushare.data import H200_COLOCATION, default_model
+from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.evaluate import EvaluationProtocol, _choices, _PredictedSet, evaluate, spearman
 from gpushare.research.interference.fit import (
     fit_model,
     fitted,
-    predicted,
     sets_of,
     split_workloads,
     unfitted,
@@ -259,6 +257,7 @@ def test_the_shapes_of_the_file_are_those_of_the_law():
         scale=np.ones(inputs),
         members=({name: np.zeros(shape) for name, shape in network.shapes(inputs, hidden=3).items()},),
         errors=np.zeros(errors_shape()),
+        shortfalls=np.zeros(shortfalls_shape()),
         fill=Fill(np.zeros((1 + probed - CAP_FEATURES, CAP_FEATURES)), np.zeros((1 + probed, PROBE_FEATURES))),
         capacity=(1.0,) * len(CONSERVED),
     )
@@ -432,21 +431,6 @@ def test_a_lone_tenants_interval_says_how_its_cap_is_known():
         assert pair[0].progress < forecast.progress, "lone tenants and pairs do not disturb each other in one call"
 
 
-def test_as_few_tenants_fall_below_their_bound_however_little_they_make_alone():
-    """Of the model's own dataset: no test of its errors, but of where their bounds lie."""
-    sets = sets_of(parse((files("gpushare.data") / H200_COLOCATION).read_text().splitlines()))
-    below: dict[int, list[bool]] = {}
-    for at, each in enumerate(predicted(default_model(), sets, range(len(sets.index)))):
-        for cell, true, (_, lower, _) in zip(sets.index[at], sets.progress[at], each, strict=True):
-            who, cap = sets.cells[cell]
-            alone = cap_progress(sets.profiles[who], cap / 100)
-            below.setdefault(min(int(alone / 0.3), 2), []).append(true < lower)
-    shares = [float(np.mean(below[stratum])) for stratum in sorted(below)]
-    assert len(shares) == 3
-    assert max(shares) < 0.06, shares
-    assert shares[0] > 0.01, "where little is made alone the bound is not so low that nobody could fall below it"
-
-
 def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_programs_show(fitted_model):
     _, sets, model = fitted_model
     known = sets.profiles[-1]
@@ -553,10 +537,14 @@ def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
     exact = [(at, np.array([[true, true, true] for true in sets.progress[at]])) for at in everything]
     alone = np.array([cap_progress(sets.profiles[who], cap / 100) for who, cap in sets.cells])
     off = [(at, true - 0.2 * alone[list(sets.index[at])][:, None]) for at, true in exact]
-    errors = with_errors(model, sets, exact, {Lacking.COUNTERS: off}).errors
+    high = [(at, true + 0.3 * alone[list(sets.index[at])][:, None]) for at, true in exact]
+    fitted_to = with_errors(model, sets, exact, {Lacking.COUNTERS: off, Lacking.CAP_CURVE: high})
+    errors, shortfalls = fitted_to.errors, fitted_to.shortfalls
     assert errors[Lacking.COUNTERS] == pytest.approx(np.full_like(errors[Lacking.COUNTERS], 0.2))
     assert not errors[Lacking.COUNTERS | Lacking.CAP_CURVE].any()
     assert not errors[Lacking.NOTHING].any()
+    assert shortfalls[Lacking.CAP_CURVE] == pytest.approx(np.full_like(shortfalls[Lacking.CAP_CURVE], -0.3))
+    assert not np.delete(shortfalls, Lacking.CAP_CURVE, axis=0).any(), "no shortfall where more was kept"
 
 
 def test_sets_predicted_in_parts_are_those_predicted_at_once():
@@ -579,7 +567,7 @@ def test_of_two_choices_alike_the_one_that_surely_keeps_the_tolerance_is_chosen(
     )
     promises = {0: (0.8, 0.52, 0.2), 1: (0.65, 0.63, 0.05), 2: (0.3, 0.3, 0.05)}
     judged = [
-        _PredictedSet(at, np.array([[p, p - width, p + width] for p in (one, other)]), {})
+        _PredictedSet(at, np.array([[p, p - width, p + width, p - width / 2] for p in (one, other)]), {})
         for at, (one, other, width) in promises.items()
     ]
     choices = _choices(three, judged, 1)

@@ -8,6 +8,7 @@ from typing import Any, Final
 ARTEFACT: Final = "gpushare.io/interference-model"
 ARTEFACT_VERSION: Final = 4
 CHECKSUM: Final = "checksum"
+SHORTFALLS: Final = "shortfalls"  # optional: artefacts of before 2026-12 lack it
 _FIELDS: Final = frozenset(
     {"gpu_model", "provenance", "mean", "scale", "members", "errors", "fill", "baselines", "capacity"}
 )
@@ -15,6 +16,7 @@ _FIELDS: Final = frozenset(
 # own).
 _FEATURES, _CAP_FEATURES, _PROBE_FEATURES, _OUTPUTS = 53, 10, 12, 15
 _ERRORS: Final = (8, 2, 4, 6, 2)
+_SHORTFALLS: Final = (8, 2, 5, 6)
 _BASELINES: Final[Mapping[str, int]] = {"kace": 15, "additive": 28}
 _CAPACITIES: Final = ("dram_bw_util",)
 # Far beyond any fit: the shipped model's largest weight is 1.5, its largest mean 3.1, its largest error 0.7.
@@ -99,6 +101,8 @@ def _numbers_by_field(value: Mapping[str, Any]) -> dict[str, bool]:
         "scale": _is_array(value["scale"], (_FEATURES,), least=_LEAST_SCALE),
         "members": isinstance(members, list) and bool(members) and all(map(_is_member, members)),
         "errors": _is_array(value["errors"], _ERRORS, least=-_MOST_ERROR, most=_MOST_ERROR),
+        SHORTFALLS: SHORTFALLS not in value
+        or _is_array(value[SHORTFALLS], _SHORTFALLS, least=-_MOST_ERROR, most=0.0),
         "fill": isinstance(fill, Mapping)
         and _is_array(fill.get("caps"), (1 + probed - _CAP_FEATURES, _CAP_FEATURES))
         and _is_array(fill.get("probes"), (1 + probed, _PROBE_FEATURES)),

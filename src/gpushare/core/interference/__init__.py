@@ -6,7 +6,6 @@ from gpushare.core.interference.advice import (
     auto_share,
     best_caps,
     best_number,
-    cautiously,
     recommended_number,
 )
 from gpushare.core.interference.learned_effects import (
@@ -51,7 +50,6 @@ __all__ = [
     "best_caps",
     "best_number",
     "cap_progress",
-    "cautiously",
     "effects_of",
     "expectation",
     "exposure",

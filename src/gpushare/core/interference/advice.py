@@ -15,7 +15,6 @@ from gpushare.core.progress import NO_LOSS, least_alone
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
 _MOST_COMBINATIONS: Final = 20_000  # above this many combinations, each tenant gets fewer caps to choose from
 _AUTO_STEP: Final = 5
-_DEVIATIONS: Final = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
 _AUTO_LEAST: Final = 10
 
 
@@ -57,8 +56,8 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     them least is returned, with `within_tolerance` False.
 
     Args:
-        cautious: judge tolerances by progress that is reached five times out of six (`cautiously`), not by the
-            expected progress.
+        cautious: judge tolerances by progress that is reached five times out of six (`Prediction.likely`), not by
+            the expected progress.
     """
     if not wishes:
         return Advice((), (), True)
@@ -70,7 +69,7 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     index = np.array([[row[at, cap] for at, cap in enumerate(each)] for each in combinations])
     prediction = model.predict_sets(table, index)
     floors = np.array([1 / wish.max_slowdown for wish in wishes])
-    judged = cautiously(prediction.progress, prediction.lower) if cautious else prediction.progress
+    judged = prediction.likely if cautious else prediction.progress
     best = preferred(prediction.progress, judged, floors)
     return Advice(
         combinations[best],
@@ -82,16 +81,6 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
         ),
         bool((judged[best] >= floors).all()),
     )
-
-
-def cautiously(progress: Array, lower: Array) -> Array:
-    """Return the progress that is reached five times out of six: one standard deviation below the expected.
-
-    The standard deviation is that of a normal distribution whose 90% interval ends at the lower bound. Caps are
-    chosen by this progress; whether a pod may share at all is judged by the bound itself
-    (`gpushare.core.placement.caution`).
-    """
-    return progress - (progress - lower) / _DEVIATIONS
 
 
 def preferred(progress: Array, judged: Array, floors: Array) -> int:

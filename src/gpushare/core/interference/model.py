@@ -12,6 +12,7 @@ from gpushare.core.gpu import (
     ARTEFACT,
     ARTEFACT_VERSION,
     CHECKSUM,
+    SHORTFALLS,
     artefact_from_json,
     checksum,
     interval_widening,
@@ -35,6 +36,7 @@ from gpushare.core.interference.profile import (
 )
 
 COVERAGE: Final = 0.9
+LIKELY: Final = 5 / 6  # how often a tenant makes `Prediction.likely` or more
 # Error of a lone tenant's progress under a cap, relative to that progress: interpolated on a measured curve, and
 # by the law for counters with all threads (docs/adr/0207).
 _ALONE_ERROR: Final = 0.1
@@ -49,6 +51,9 @@ APART: Final = 2
 SIZES: Final = (2, 3, 4, 5)
 KEPT_EDGES: Final = (0.15, 0.35, 0.6, 0.8, 0.93)
 _EDGES: Final = np.array(KEPT_EDGES, dtype=np.float32)
+# Shortfalls are stratified by the SMs that the other tenants keep busy, in whole GPUs, instead of their number.
+LOAD_EDGES: Final = (0.3, 0.6, 1.0, 1.5)
+_LOAD_EDGES: Final = np.array(LOAD_EDGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,18 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predictions of many sets: arrays of sets x places; a place without a tenant is 0."""
+    """Predictions of many sets: arrays of sets x places; a place without a tenant is 0.
+
+    Attributes:
+        progress: relative to alone at 100%. lower, upper: bounds of its 90% interval.
+        likely: what is reached five times out of six (`LIKELY`), at most the progress: what places and caps are
+            chosen by.
+    """
 
     progress: Array
     lower: Array
     upper: Array
+    likely: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ class TenantTable:
         alone: progress alone.
         caps: 0 to 1.
         lacks: `Lacking` of each profile.
+        loads: SMs that each keeps busy under its cap, in whole GPUs (`loads_of`).
         learned: sensitivity under the cap, pressure, deviation under the cap, trust: 4 x tenants; None if nothing
             was learnt.
     """
@@ -91,6 +104,7 @@ class TenantTable:
     alone: Array
     caps: Array
     lacks: npt.NDArray[np.int64]
+    loads: Array
     learned: Array | None = None
 
     def with_more(self, more: "TenantTable") -> "TenantTable":
@@ -100,6 +114,7 @@ class TenantTable:
             np.concatenate([self.alone, more.alone]),
             np.concatenate([self.caps, more.caps]),
             np.concatenate([self.lacks, more.lacks]),
+            np.concatenate([self.loads, more.loads]),
             _joined(self, more),
         )
 
@@ -140,6 +155,10 @@ class InterferenceModel:
         errors: lower and upper bound of measured minus predicted progress, relative to the progress alone under
             the cap (docs/adr/0207), by `Lacking`, caps apart or not, set size and stratum of kept progress; see
             `errors_shape`.
+        shortfalls: measured minus predicted progress that one tenant in six falls below, 0 or less, relative to
+            the progress alone under the cap, by `Lacking`, caps apart or not, stratum of the others' loads and
+            stratum of kept progress; see `shortfalls_shape`. None in an artefact that lacks them: then by a normal
+            distribution whose 90% interval is the model's.
         fill: estimates the standardised features that a profile lacks.
         baselines: coefficients of the linear models that are reported for comparison.
         widening: factor on the intervals, for a GPU that the model was not fitted on.
@@ -158,6 +177,7 @@ class InterferenceModel:
     widening: float = 1.0
     capacity: tuple[float, ...] = (1.0,) * len(CONSERVED)
     others: tuple["InterferenceModel", ...] = ()
+    shortfalls: Array | None = None
 
     def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
         """Return the table of tenants with these profiles and caps (1 to 100), in the same order."""
@@ -169,7 +189,8 @@ class InterferenceModel:
         lacks = np.array([int(lacking(profile)) for profile in profiles], dtype=np.int64)
         drawn = (uses(profiles, caps) / np.array(self.capacity)[:, None]).astype(np.float32)
         pressures = tuple(network.pressure(member, standard, row, drawn) for member in members)
-        return TenantTable(pressures, alone, np.asarray(caps), lacks, _learned(profiles, thread_percentages))
+        loads, learned = loads_of(profiles, caps), _learned(profiles, thread_percentages)
+        return TenantTable(pressures, alone, np.asarray(caps), lacks, loads, learned)
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
         """Predict sets of tenants.
@@ -192,16 +213,29 @@ class InterferenceModel:
         lacks = np.bitwise_or.reduce(np.where(stands, table.lacks[rows.T], 0), axis=1)
         apart = are_apart(np.where(stands, table.caps[rows.T], 0.0).sum(axis=1))
         place = np.clip(sizes, SIZES[0], SIZES[-1]) - SIZES[0]
-        bounds = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
+        bounds = np.empty((*index.shape, 3))
+        bounds[:, :, :2] = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
+        if self.shortfalls is None:
+            bounds[:, :, 2] = bounds[:, :, 0] / _ERRORS_IN_BOUND
+        else:
+            beside = load_strata(np.where(stands, table.loads[rows.T], 0.0))
+            at = lacks[:, None], apart[:, None], beside, strata
+            # No less is likely of a tenant that is predicted to keep more.
+            bounds[:, :, 2] = np.maximum(self.shortfalls[at], likely_below(self.shortfalls)[at] - kept.T)
         bounds[sizes == 1] = _alone_bounds(table, rows.T[sizes == 1])
         bounds = bounds * alone[:, :, None]
         if table.learned is not None:
-            _, above = _alone_bounds(table, np.arange(len(table.alone))).T
+            above = _alone_bounds(table, np.arange(len(table.alone)))[:, 1]
             highest = np.minimum(1.0, table.alone * (1.0 + self.widening * above))[rows.T]
             progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], highest, stands)
-        lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
-        upper = np.minimum(progress + self.widening * bounds[:, :, 1], _MOST_PROGRESS) * stands
-        return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
+        lower, upper, likely = np.moveaxis(progress[:, :, None] + self.widening * bounds, 2, 0)
+        lower = np.minimum(np.clip(lower, 0.0, None) * stands, progress)
+        return Prediction(
+            progress,
+            lower,
+            np.maximum(np.minimum(upper, _MOST_PROGRESS) * stands, progress),
+            np.clip(likely, lower, progress),
+        )
 
     def predict(self, tenants: Sequence[tuple[Profile, int]]) -> tuple[Forecast, ...]:
         """Predict one set: (profile, thread percentage) of each tenant, in order."""
@@ -251,6 +285,7 @@ class InterferenceModel:
             "errors": _rounded(self.errors),
             "fill": {"caps": _rounded(self.fill.caps), "probes": _rounded(self.fill.probes)},
             "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
+            **({} if self.shortfalls is None else {SHORTFALLS: _rounded(self.shortfalls)}),
             "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
         }
         return json.dumps({**value, CHECKSUM: checksum(value)}, separators=(",", ":"))
@@ -273,14 +308,15 @@ def model_from_json(text: str) -> InterferenceModel:
         fill=Fill(*(np.array(value["fill"][name], dtype=float) for name in ("caps", "probes"))),
         baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
         capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
+        shortfalls=np.array(value[SHORTFALLS], dtype=float) if SHORTFALLS in value else None,
     )
 
 
 def _alone_bounds(table: TenantTable, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the relative bounds of lone tenants, for each entry of `rows`: its shape x 2."""
+    """Return lone tenants' relative bounds: lower, upper, and what is likely, for each entry of `rows`."""
     by_law = (table.lacks[rows] & Lacking.CAP_CURVE > 0) & (table.caps[rows] < 1.0)
     error = np.where(by_law, _ALONE_ERROR_BY_LAW, _ALONE_ERROR)
-    return np.stack([-error, error], axis=-1)
+    return np.stack([-error, error, -error / _ERRORS_IN_BOUND], axis=-1)
 
 
 def _learned(profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> Array | None:
@@ -303,7 +339,7 @@ def _joined(one: TenantTable, other: TenantTable) -> Array | None:
 def _moved(
     progress: Array, bounds: Array, learned: Array, highest: Array, stands: npt.NDArray[np.bool_]
 ) -> tuple[Array, Array]:
-    """Correct predictions (sets x places) and their bounds (sets x places x 2) by the learned effects.
+    """Correct predictions (sets x places) and their bounds (sets x places x 3) by the learned effects.
 
     The prediction of a lone tenant is corrected too, because its sensitivity is mostly the cost of its cap. Its
     bounds stay, because windows beside others say nothing about their width.
@@ -320,13 +356,43 @@ def _moved(
     trust = np.where(sizes > 1, trust, 0.0)
     moved = np.minimum(progress * np.exp(sensitivity + others / count), np.maximum(progress, highest))
     own = _ERRORS_IN_BOUND * deviation * moved
-    both = np.stack([-own, own], axis=2)
-    return moved, bounds + trust[:, :, None] * (both - bounds)
+    learnt = np.stack([-own, own, -own / _ERRORS_IN_BOUND], axis=2)
+    return moved, bounds + trust[:, :, None] * (learnt - bounds)
 
 
 def errors_shape() -> tuple[int, ...]:
     """Return the shape of `InterferenceModel.errors`."""
     return len(LACKINGS), APART, len(SIZES), len(KEPT_EDGES) + 1, 2
+
+
+def shortfalls_shape() -> tuple[int, ...]:
+    """Return the shape of `InterferenceModel.shortfalls`."""
+    return len(LACKINGS), APART, len(LOAD_EDGES) + 1, len(KEPT_EDGES) + 1
+
+
+def likely_below(shortfalls: Array) -> Array:
+    """Return the most that is likely to be kept in any lower stratum of kept progress, at its upper edge.
+
+    Args:
+        shortfalls: `shortfalls_shape`, which the result has too; the lowest stratum has none below (-inf).
+    """
+    at_edges = np.maximum.accumulate(shortfalls[..., :-1] + np.array(KEPT_EDGES), axis=-1)
+    return np.concatenate([np.full((*shortfalls.shape[:-1], 1), -np.inf), at_edges], axis=-1)
+
+
+def loads_of(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
+    """Return the SMs that tenants keep busy under their caps (0 to 1 each), in whole GPUs.
+
+    By the counter alone, which is all that some profiles have; a tenant without it is taken to fill its cap.
+    """
+    busy = [1.0 if profile.counters.sm_util is None else profile.counters.sm_util for profile in profiles]
+    return np.minimum(busy, caps)
+
+
+def load_strata(loads: Array) -> npt.NDArray[np.int64]:
+    """Return each tenant's stratum by the loads of the others in its set (sets x places; 0 for nobody)."""
+    others = loads.sum(axis=1, keepdims=True) - loads
+    return np.asarray(np.searchsorted(_LOAD_EDGES, others, side="right"), dtype=np.int64)
 
 
 def are_apart(caps: Array) -> npt.NDArray[np.int64]:

@@ -11,7 +11,6 @@ from gpushare.core.interference import (
     InterferenceModel,
     Profile,
     TenantTable,
-    cautiously,
     mixtures,
     phase_rows,
     promised_progress,
@@ -24,8 +23,8 @@ from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 MOST_STOPPING: Final = 8
 """Largest set for which throttling is planned; larger sets must keep their promises without it."""
 UNAIDED: Final = 0.5
-"""Standard deviations that progress must stay above a promise without throttling. A lasting throttle ends in a
-retraction, so throttling is only planned for unlikely cases."""
+"""Part of the way from expected to likely progress at which promises must be kept without throttling. A lasting
+throttle ends in a retraction, so throttling is only planned for unlikely cases."""
 _LEAST: Final = 1e-3
 
 
@@ -184,9 +183,7 @@ class ForecastTable:
     def _predict_rows(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
         assert self._table is not None
         predicted = self._model.predict_sets(self._table, index)
-        return predicted.progress, np.where(
-            self._is_known[index], cautiously(predicted.progress, predicted.lower), predicted.progress
-        )
+        return predicted.progress, np.where(self._is_known[index], predicted.likely, predicted.progress)
 
     def _stop(self, index: IntArray, broken: IntArray, floors: FloatArray, judged: FloatArray) -> None:
         """Let tenants above their promise be stopped in the sets with a broken one; updates `judged` in place.

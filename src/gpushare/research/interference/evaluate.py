@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.interference.advice import cautiously, preferred
+from gpushare.core.interference.advice import preferred
 from gpushare.core.interference.model import InterferenceModel
 from gpushare.core.interference.profile import LACKINGS, Array, cap_progress
 from gpushare.core.progress import MAX_CAPPED_PROGRESS
@@ -243,7 +243,7 @@ def _intervals(sets: Sets, judged: Sequence[_PredictedSet]) -> list[IntervalCoun
     single = np.array([cap_progress(sets.profiles[who], cap / 100) for who, cap in sets.cells])
     alone = np.concatenate([single[list(sets.index[each.at])] for each in judged])
     true = np.concatenate([sets.progress[each.at] for each in judged])
-    lower, upper = np.concatenate([each.prediction[:, 1:] for each in judged]).T
+    lower, upper = np.concatenate([each.prediction[:, 1:3] for each in judged]).T
     limits = (0.0, *ALONE_EDGES, MAX_CAPPED_PROGRESS)
     found = []
     for above, to in pairwise(limits):
@@ -321,8 +321,7 @@ def chosen_caps(sets: Sets, predictions: dict[int, Array]) -> tuple[float, int, 
         count += 1
         expected = np.array([predictions[at] for at in family])
         floors = np.full(expected.shape[1], 1 / TOLERATED_SLOWDOWN)
-        progress, lower = expected[:, :, 0], expected[:, :, 1]
-        chosen = family[preferred(progress, cautiously(progress, lower), floors)]
+        chosen = family[preferred(expected[:, :, 0], expected[:, :, 3], floors)]
         ideal = max(family, key=lambda at: _rank(sets.progress[at]))
         got += sum(sets.progress[chosen])
         best += sum(sets.progress[ideal])

@@ -9,13 +9,19 @@ import numpy as np
 
 from gpushare.core.gpu.pipes import mean_counters
 from gpushare.core.interference.model import (
+    APART,
     COVERAGE,
     KEPT_EDGES,
+    LIKELY,
+    LOAD_EDGES,
     SIZES,
     Fill,
     InterferenceModel,
     are_apart,
     errors_shape,
+    load_strata,
+    loads_of,
+    shortfalls_shape,
     standardised,
     with_one,
 )
@@ -243,6 +249,7 @@ def fitted(
         linear,
         bare.widening,
         capacity=bare.capacity,
+        shortfalls=bare.shortfalls,
     )
 
 
@@ -284,14 +291,14 @@ def _ridge(x: Array, y: Array) -> Array:
 
 
 def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> list[Array]:
-    """Predict progress, lower and upper bound of each named set: tenants x 3."""
+    """Predict progress, lower and upper bound, and what is likely, of each named set: tenants x 4."""
     table = model.table([sets.profiles[who] for who, _ in sets.cells], [cap for _, cap in sets.cells])
     places = max((len(sets.index[at]) for at in positions), default=1)
     index = np.full((len(positions), places), -1, dtype=np.int64)
     for row, at in enumerate(positions):
         index[row, : len(sets.index[at])] = sets.index[at]
     prediction = model.predict_sets(table, index)
-    stacked = np.stack([prediction.progress, prediction.lower, prediction.upper], axis=2)
+    stacked = np.stack([prediction.progress, prediction.lower, prediction.upper, prediction.likely], axis=2)
     return [stacked[row, : len(sets.index[at])] for row, at in enumerate(positions)]
 
 
@@ -326,49 +333,81 @@ def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -
     return np.clip(rows @ model.baselines[name], 0.0, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shortcoming:
+    """A tenant's measured less predicted progress, relative to the progress alone under its cap; its strata."""
+
+    apart: int
+    size: int
+    load: int
+    kept: int
+    error: float
+
+
 def with_errors(
     model: InterferenceModel, sets: Sets, predictions: Sequence[tuple[int, Array]], poorer: Poorer
 ) -> InterferenceModel:
-    """Set conformal bounds by stratum from predictions of unseen workloads under full and poorer profiles.
+    """Set conformal bounds and shortfalls from predictions of unseen workloads under full and poorer profiles.
 
-    A stratum with too few errors takes those of all sizes, then those of all sets.
+    A stratum with too few errors takes those of all sizes or loads, then those of all sets.
     """
-    errors = np.zeros(errors_shape())
+    errors, shortfalls = np.zeros(errors_shape()), np.zeros(shortfalls_shape())
     everything = {Lacking.NOTHING: predictions, **poorer}
     for what in LACKINGS:
         rows = _rows(sets, everything.get(what) or predictions, what)
-        for apart, place, column in np.ndindex(errors.shape[1:4]):
-            alike = [each for each in rows if each[2] == column]
-            wide = [each for each in alike if each[0] == apart]
-            own = [each for each in wide if each[1] == place + SIZES[0]]
-            chosen = next((some for some in (own, wide, alike) if len(some) >= _FEWEST), alike or rows)
-            errors[what, apart, place, column] = _bounds([error for *_, error in chosen], len(sets.workloads))
-    return replace(model, errors=errors)
+        for apart, column in np.ndindex(APART, len(KEPT_EDGES) + 1):
+            alike = [each for each in rows if each.kept == column]
+            wide = [each for each in alike if each.apart == apart]
+            for place, size in enumerate(SIZES):
+                own = [each for each in wide if each.size == size]
+                errors[what, apart, place, column] = _bounds(_enough(own, wide, alike, rows), len(sets.workloads))
+            for load in range(len(LOAD_EDGES) + 1):
+                own = [each for each in wide if each.load == load]
+                shortfalls[what, apart, load, column] = _shortfall(
+                    _enough(own, wide, alike, rows), len(sets.workloads)
+                )
+    return replace(model, errors=errors, shortfalls=shortfalls)
 
 
-def _rows(
-    sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking
-) -> list[tuple[int, int, int, float]]:
-    """List (caps apart, size, stratum of the progress kept, relative error) of every tenant.
+def _enough(
+    own: list[_Shortcoming], wide: list[_Shortcoming], alike: list[_Shortcoming], rows: list[_Shortcoming]
+) -> Array:
+    """Return the errors of the narrowest stratum that has enough of them."""
+    chosen = next((some for some in (own, wide, alike) if len(some) >= _FEWEST), alike or rows)
+    return np.array([each.error for each in chosen])
 
-    The error is measured less predicted progress, relative to the progress alone under the cap.
-    """
-    alone = np.array([cap_progress(without(sets.profiles[who], what), cap / 100) for who, cap in sets.cells])
-    rows: list[tuple[int, int, int, float]] = []
+
+def _rows(sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking) -> list[_Shortcoming]:
+    """List every tenant's residual with its strata."""
+    profiles = [without(sets.profiles[who], what) for who, _ in sets.cells]
+    caps = [cap / 100 for _, cap in sets.cells]
+    alone = np.array([cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)])
+    loads = loads_of(profiles, caps)
+    rows: list[_Shortcoming] = []
     for at, prediction in predictions:
-        size = min(max(len(sets.index[at]), SIZES[0]), SIZES[-1])
+        cells = list(sets.index[at])
+        size = min(max(len(cells), SIZES[0]), SIZES[-1])
         apart = int(are_apart(np.array(sum(sets.caps(at)) / 100)))
-        single = np.maximum(alone[list(sets.index[at])], 1e-6)
-        stratum = np.digitize(prediction[:, 0] / single, KEPT_EDGES)
+        single = np.maximum(alone[cells], 1e-6)
+        strata = np.digitize(prediction[:, 0] / single, KEPT_EDGES)
         relative = (np.array(sets.progress[at]) - prediction[:, 0]) / single
-        rows += [(apart, size, int(kept), float(error)) for kept, error in zip(stratum, relative, strict=True)]
+        beside = load_strata(loads[cells][None])[0]
+        rows += [
+            _Shortcoming(apart, size, int(load), int(kept), float(error))
+            for load, kept, error in zip(beside, strata, relative, strict=True)
+        ]
     return rows
 
 
-def _bounds(errors: Sequence[float], workloads: int) -> tuple[float, float]:
+def _bounds(errors: Array, workloads: int) -> tuple[float, float]:
     # Conformal: a new workload is one more draw, and the errors of one workload are drawn at once.
     tail = max(0.0, 1 - COVERAGE * (1 + 1 / workloads)) / 2
     return float(np.quantile(errors, tail)), float(np.quantile(errors, 1 - tail))
+
+
+def _shortfall(errors: Array, workloads: int) -> float:
+    """Return the error, 0 or less, that is missed one time in six; conformal as `_bounds` are."""
+    return min(0.0, float(np.quantile(errors, max(0.0, 1 - LIKELY * (1 + 1 / workloads)))))
 
 
 def _design(name: str, sets: Sets, at: int, alone: Array) -> Array:
