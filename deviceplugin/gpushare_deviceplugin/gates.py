@@ -1,5 +1,6 @@
-"""The MPS host's report on each GPU, its age, and the events that follow from it."""
+"""The MPS host's report on each GPU, its age, and the health and the events that follow from it."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,10 @@ from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
 
+_log = logging.getLogger(__name__)
 STALE_SECONDS: Final = 10.0  # the host writes at least every few seconds
+# MPS is back 1.3 s after a fault or a killed daemon (docs/measurements/gate-h200.md), and its host after a few.
+GRACE_SECONDS: Final = 15.0
 
 _STATES: Final = {
     GateState.STARTING: MpsState.STARTING,
@@ -108,6 +112,47 @@ def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str =
     }
     detail = f": {status.detail}" if status.detail else ""
     return GpuHealth(Health.UNHEALTHY, f"{reasons[status.state]}{detail}")
+
+
+class ListedHealth:
+    """Health that kubelet's list of devices has for each GPU.
+
+    Kubelet rejects for good what was bound to a GPU before the extender knew that it is unhealthy. So a GPU that
+    was healthy stays so in the list while what is wrong with it may pass, for `GRACE_SECONDS` at most.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._listed: dict[str, Health] = {}
+        self._unwell_since: dict[str, float] = {}  # GPUs that are listed as healthy and are not
+
+    def of(self, uuid: str) -> Health:
+        """Return what the list has for a GPU; one of which nothing is known yet is healthy."""
+        return self._listed.get(uuid, Health.HEALTHY)
+
+    def update(self, uuid: str, health: GpuHealth, *, may_pass: bool) -> bool:
+        """Take a GPU's health as concluded now, and return whether the list changes; call it in every round.
+
+        Args:
+            may_pass: whether what makes it unhealthy may pass by itself while the device is well.
+        """
+        before = self._listed.get(uuid)
+        if may_pass and health.health is Health.UNHEALTHY and before is Health.HEALTHY and not self._lasts(uuid):
+            return False
+        self._unwell_since.pop(uuid, None)
+        self._listed[uuid] = health.health
+        return before is not health.health
+
+    def _lasts(self, uuid: str) -> bool:
+        now = self._clock()
+        seconds = now - self._unwell_since.setdefault(uuid, now)
+        if seconds < GRACE_SECONDS:
+            return False
+        _log.warning("GPU %s has been unhealthy for %.0f s: kubelet is told", uuid, seconds, extra={"gpu": uuid})
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class DevicePlugin(DevicePluginServicer):
     async def ListAndWatch(
         self, request: api_pb2.Empty, context: Context
     ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
-        """Send every id with its GPU's health, and again at each change, until `end_streams`."""
+        """Send every id with its GPU's listed health, and again at each change, until `end_streams`."""
         changed = self._state.subscribe()
         self._streams.add(changed)
         self.has_lost_kubelet = False
@@ -116,9 +116,9 @@ class DevicePlugin(DevicePluginServicer):
             changed.set()
 
     def listing(self) -> api_pb2.ListAndWatchResponse:
-        """Return all ids with their health now."""
+        """Return all ids with the health that kubelet is told."""
         devices = [
-            api_pb2.Device(ID=device_id, health=self._state.health[uuid].health.value)
+            api_pb2.Device(ID=device_id, health=self._state.listed_health.of(uuid).value)
             for uuid in sorted(self._state.gpus, key=lambda each: self._state.gpus[each].index)
             for device_id in device_ids(uuid)
         ]

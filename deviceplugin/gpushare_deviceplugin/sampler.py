@@ -341,7 +341,8 @@ class Sampler:
     def _conclude(self, uuid: str, device: GpuHealth) -> None:
         gate = self._gates.read(uuid)
         self.gates[uuid] = gate
-        self._state.set_health(uuid, conclude_health(device, gate, self._drained(uuid)))
+        health = conclude_health(device, gate, self._drained(uuid))
+        self._state.set_health(uuid, health, may_pass=device.health is Health.HEALTHY)
 
     def _measure(self, uuid: str, reading: Reading) -> None:
         """Take one round's sample.

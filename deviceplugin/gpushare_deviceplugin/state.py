@@ -11,6 +11,7 @@ from typing import Final
 
 from gpushare.core.api import SHARES_PER_GPU
 from gpushare.core.gpu import GpuHealth, GpuInfo, Health
+from gpushare_deviceplugin.gates import ListedHealth
 from gpushare_deviceplugin.pods import ManagedPod, end_of_clients
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class NodeState:
 
     Attributes:
         gpus: every GPU seen since the start, by uuid; one that vanished stays, as unhealthy.
+        listed_health: health of the GPUs as kubelet is told.
         allocations: pod uid -> shares by GPU, from kubelet's PodResources, whose lists can lack a pod for a while
             (`set_allocations`); None until its first answer.
         problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures at present.
@@ -93,6 +95,7 @@ class NodeState:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self.gpus: dict[str, GpuInfo] = {}
         self.health: dict[str, GpuHealth] = {}
+        self.listed_health = ListedHealth(clock)
         self.pods: dict[str, ManagedPod] = {}
         self.allocations: dict[str, dict[str, int]] | None = None
         self.counts = Counts()
@@ -130,8 +133,14 @@ class NodeState:
                 self.health.setdefault(uuid, GpuHealth(Health.HEALTHY))
             self.touch()
 
-    def set_health(self, uuid: str, health: GpuHealth) -> None:
-        """Record a GPU's health as concluded from the device and its MPS."""
+    def set_health(self, uuid: str, health: GpuHealth, *, may_pass: bool = False) -> None:
+        """Record a GPU's health as concluded from the device and its MPS; call it in every round.
+
+        Args:
+            may_pass: whether what makes it unhealthy may pass by itself, so that kubelet is not told yet.
+        """
+        if self.listed_health.update(uuid, health, may_pass=may_pass):
+            self.touch()
         old = self.health.get(uuid)
         if old == health:
             return

@@ -192,6 +192,9 @@ REJECTION = (
     "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices"
 )
 
+# kubelet's, of a pod that came to it just after one of several GPUs had become unhealthy (docs/adr/0256).
+ONE_GPU_AWAY = "requested number of devices unavailable for"
+
 
 # Heading -> everything that the code says of it.
 def said_by_heading() -> dict[str, list[str]]:
@@ -208,6 +211,7 @@ def said_by_heading() -> dict[str, list[str]]:
         WAITS: why_it_waits(),
         REJECTED: [
             f"{REJECTION} {names.SHARE_RESOURCE}, which is unexpected",
+            f"{ONE_GPU_AWAY} {names.SHARE_RESOURCE}",
             *saying(front_program, "the agent ended with status 7 after"),
             "".join(saying(front_place, "node has ended") + saying(front_place, "no other has begun to serve")),
             *saying(allocation, "MiB for tenants", "but kubelet chose", "is not on this node"),

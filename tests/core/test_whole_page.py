@@ -19,6 +19,7 @@ NOT_ON_THE_CLUSTER = {
     "but kubelet chose": "kubelet does not choose so",
     "is not on this node": "a GPU would have to be taken out",
     "due to no healthy devices": "kubelet's own, in a race of less than a second",
+    "requested number of devices unavailable": "kubelet's own, in a race of less than a second",
     "MPS is starting": "less than a second with simulated GPUs",
     "tests whether ceilings bind": "less than a second with simulated GPUs",
     "in FAULT and is being drained": "less than a second with simulated GPUs",
