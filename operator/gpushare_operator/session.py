@@ -36,12 +36,25 @@ class EndlessRetries:
 
 
 class FirstRefusals(logging.Filter):
-    """Drops what Kopf logs of each further refusal of one request, as it may be refused for days."""
+    """Drops what Kopf logs of each further refusal of one request, as it may be refused for days.
+
+    A watch that brings nothing for 70 s, one that is refused too, Kopf begins anew with the same request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, str] = {}  # by address without its query, the last refusal that was logged
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log this."""
         text = record.getMessage()
-        return "APIForbiddenError" not in text or "attempt #1 failed" in text
+        if "APIForbiddenError" not in text:
+            return True
+        address = text.partition("?")[0]
+        if "attempt #1 failed" not in text or self._last.get(address) == text:
+            return False
+        self._last[address] = text
+        return True
 
 
 class ListObserver(Protocol):

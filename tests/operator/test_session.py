@@ -265,3 +265,15 @@ def test_kopf_logs_one_refusal_of_a_request() -> None:
     ]
     records = [logging.LogRecord("kopf", logging.ERROR, "", 0, line, (), None) for line in lines]
     assert [bool(session.FirstRefusals().filter(each)) for each in records] == [True, False, False, True]
+
+
+def test_a_refused_watch_that_kopf_begins_anew_is_not_logged_again() -> None:
+    """Kopf gives a watch 70 s without an event, its retries included, and then counts from attempt #1 again."""
+    watch = "Request attempt #1 failed; will retry: GET https://api/{}/pods?watch=true&resourceVersion={} -> "
+    lines = [
+        f"{watch.format(place, version)}APIForbiddenError('...', status=403)"
+        for place, version in (("shop", 5), ("shop", 5), ("bakery", 5), ("shop", 5), ("shop", 9))
+    ]
+    records = [logging.LogRecord("kopf", logging.ERROR, "", 0, line, (), None) for line in lines]
+    refusals = session.FirstRefusals()
+    assert [bool(refusals.filter(each)) for each in records] == [True, False, True, False, True]
