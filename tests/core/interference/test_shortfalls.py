@@ -1,5 +1,6 @@
 """What a tenant is likely to keep: the model's shortfalls, by what its neighbours keep busy (docs/adr/0252)."""
 
+import itertools
 import json
 from dataclasses import replace
 from importlib.resources import files
@@ -78,6 +79,20 @@ def test_no_less_is_likely_of_a_tenant_that_is_predicted_to_keep_more():
     assert (np.diff(own) < 0).any(), "the strata alone do not rise"
     assert (np.diff(likely, axis=-1) >= -1e-12).all()
     assert (likely <= kept + 1e-12).all()
+
+
+@pytest.mark.parametrize("widening", [1.0, 1.5, 2.0])
+def test_nor_where_the_intervals_are_widened(widening):
+    model = replace(default_model(), widening=widening, errors=default_model().errors - 1.0)  # no bound in the way
+    pairs = np.array(list(itertools.product(range(len(PROFILES)), repeat=2)))
+    table = model.table(PROFILES, [100] * len(PROFILES))
+    found = model.predict_sets(table, pairs)
+    kept, likely = found.progress / table.alone[pairs], found.likely / table.alone[pairs]
+    lacks = np.bitwise_or.reduce(table.lacks[pairs], axis=1)[:, None]
+    strata = lacks * (len(LOAD_EDGES) + 1) + load_strata(table.loads[pairs])
+    for stratum in np.unique(strata):
+        alike = strata == stratum
+        assert (np.diff(likely[alike][np.argsort(kept[alike])]) >= -1e-6).all(), stratum
 
 
 def test_most_tenants_keep_what_is_likely_however_busy_their_neighbours_are():

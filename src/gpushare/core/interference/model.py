@@ -220,8 +220,9 @@ class InterferenceModel:
         else:
             beside = load_strata(np.where(stands, table.loads[rows.T], 0.0))
             at = lacks[:, None], apart[:, None], beside, strata
-            # No less is likely of a tenant that is predicted to keep more.
-            bounds[:, :, 2] = np.maximum(self.shortfalls[at], likely_below(self.shortfalls)[at] - kept.T)
+            # No less is likely of a tenant that is predicted to keep more, however wide the intervals are.
+            below = likely_below(self.widening * self.shortfalls)[at] - kept.T
+            bounds[:, :, 2] = np.maximum(self.shortfalls[at], below / self.widening)
         bounds[sizes == 1] = _alone_bounds(table, rows.T[sizes == 1])
         bounds = bounds * alone[:, :, None]
         if table.learned is not None:
@@ -374,7 +375,8 @@ def likely_below(shortfalls: Array) -> Array:
     """Return the most that is likely to be kept in any lower stratum of kept progress, at its upper edge.
 
     Args:
-        shortfalls: `shortfalls_shape`, which the result has too; the lowest stratum has none below (-inf).
+        shortfalls: as widened; `shortfalls_shape`, which the result has too. The lowest stratum has none below
+            (-inf).
     """
     at_edges = np.maximum.accumulate(shortfalls[..., :-1] + np.array(KEPT_EDGES), axis=-1)
     return np.concatenate([np.full((*shortfalls.shape[:-1], 1), -np.inf), at_edges], axis=-1)
