@@ -265,13 +265,13 @@ def test_roles_name_what_they_need(render: Render, values: Json) -> None:
 
 
 def test_watching_few_namespaces_gives_the_operator_rights_in_these_only(render: Render) -> None:
-    objects = render({"watch": {"namespaces": ["a", "b"]}})
+    objects = render({"watch": {"namespaces": ["a", "b", "123", "true"]}})  # names that YAML takes for no text
     everywhere = {o["roleRef"]["name"] for o in of_kind(objects, "ClusterRoleBinding")}
     assert "gpushare-operator" not in everywhere
     here = {o["metadata"]["namespace"] for o in of_kind(objects, "RoleBinding", "gpushare-operator")}
-    assert here == {"a", "b"}
+    assert here == {"a", "b", "123", "true"}
     (operator,) = containers(workloads(objects)["operator"])
-    assert operator["args"] == ["--namespace=a", "--namespace=b"]
+    assert operator["args"] == [f"--namespace={name}" for name in ("a", "b", "123", "true")]
 
 
 @pytest.mark.parametrize(("retraction", "evicts"), [("evict", True), ("none", False)])
