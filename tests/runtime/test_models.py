@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpushare import data
-from gpushare.core.gpu import ARTEFACT_VERSION, CHECKSUM, checksum
+from gpushare.core.gpu import ARTEFACT_VERSION, CHECKSUM, SHORTFALLS, checksum
 from gpushare.data import H200_MODEL, default_model
 from gpushare.runtime.models import MODELS_VARIABLE, fitted_on
 
@@ -49,6 +49,7 @@ NUMBERS: tuple[tuple[str | int, ...], ...] = (
     ("members", 0, "w1", 2, 5),
     ("members", 2, "b2", 0),
     ("errors", 7, 1, 3, 5, 1),
+    ("shortfalls", 7, 1, 4, 5),
     ("fill", "caps", 0, 0),
     ("fill", "probes", 41, 11),
     ("baselines", "kace", 1),
@@ -103,7 +104,9 @@ def fitted_and_used(
         (lambda _value: "text", False),
         (lambda _value: "", False),
         (lambda _value: "[" * 100_000, False),
-        *((without(field), False) for field in SHIPPED if field != CHECKSUM),
+        (having(shortfalls=[]), False),
+        (without(SHORTFALLS), True),
+        *((without(field), False) for field in SHIPPED if field not in {CHECKSUM, SHORTFALLS}),
         *((putting(math.nan, *path), False) for path in NUMBERS),
         *((putting(1e9, *path), False) for path in NUMBERS),
         *((putting(-math.inf, *path), False) for path in NUMBERS),
