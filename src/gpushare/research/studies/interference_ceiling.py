@@ -29,7 +29,7 @@ def main(path: str, *, probed: bool) -> None:
         again = {}
         for at in sets.probed() if probed else range(len(sets.index)):
             seen = np.array(sets.progress[at]) + chance.normal(0.0, ERROR, len(sets.progress[at]))
-            again[at] = np.stack([seen, seen, seen], axis=1)
+            again[at] = np.stack([seen] * 4, axis=1)
         scores.append(chosen_caps(sets, again)[0])
     print(f"{np.mean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})")
 
