@@ -35,6 +35,9 @@ def test_a_share_that_was_bound_by_hand_is_counted(space: Namespace, cluster: Cl
         "metadata": {"name": "by-hand"},
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
+    # While no agent serves, as after the last test's upgrade, kubelet rejects who is bound past our extender.
+    space.create(idle(space, "served", "0.05"))
+    space.running("served")
     cluster.kubectl("taint", "node", node, taint)
     try:
         space.create(idle(space, "by-hand", "0.6"))
