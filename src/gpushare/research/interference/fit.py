@@ -334,7 +334,7 @@ def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Shortcoming:
+class _TenantResidual:
     """A tenant's measured less predicted progress, relative to the progress alone under its cap; its strata."""
 
     apart: int
@@ -369,21 +369,20 @@ def with_errors(
     return replace(model, errors=errors, shortfalls=shortfalls)
 
 
-def _enough(
-    own: list[_Shortcoming], wide: list[_Shortcoming], alike: list[_Shortcoming], rows: list[_Shortcoming]
-) -> Array:
-    """Return the errors of the narrowest stratum that has enough of them."""
-    chosen = next((some for some in (own, wide, alike) if len(some) >= _FEWEST), alike or rows)
+def _enough(*strata: list[_TenantResidual]) -> Array:
+    """Return the errors of the first stratum, narrowest first, that has enough; the last one is everything."""
+    *parts, everything = strata
+    chosen = next((part for part in parts if len(part) >= _FEWEST), parts[-1] or everything)
     return np.array([each.error for each in chosen])
 
 
-def _rows(sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking) -> list[_Shortcoming]:
+def _rows(sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking) -> list[_TenantResidual]:
     """List every tenant's residual with its strata."""
     profiles = [without(sets.profiles[who], what) for who, _ in sets.cells]
     caps = [cap / 100 for _, cap in sets.cells]
     alone = np.array([cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)])
     loads = loads_of(profiles, caps)
-    rows: list[_Shortcoming] = []
+    rows: list[_TenantResidual] = []
     for at, prediction in predictions:
         cells = list(sets.index[at])
         size = min(max(len(cells), SIZES[0]), SIZES[-1])
@@ -393,7 +392,7 @@ def _rows(sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking) -
         relative = (np.array(sets.progress[at]) - prediction[:, 0]) / single
         beside = load_strata(loads[cells][None])[0]
         rows += [
-            _Shortcoming(apart, size, int(load), int(kept), float(error))
+            _TenantResidual(apart, size, int(load), int(kept), float(error))
             for load, kept, error in zip(beside, strata, relative, strict=True)
         ]
     return rows
