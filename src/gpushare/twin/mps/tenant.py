@@ -34,8 +34,10 @@ from gpushare.twin.table import workload_named
 _PR_SET_NAME: Final = 15
 # Without a tick for this long the daemon is busy or stopped; say so rather than print an old rate.
 _TICK_TIMEOUT_SECONDS: Final = 5.0
-# What making a context outside MPS takes; the twin looks four times a second whom it has to refuse.
+# What making a context outside MPS takes; the twin looks four times a second whom it has to refuse. An agent that
+# looks at the right moments may end a process before it is over.
 _CONTEXT_SECONDS: Final = 0.6
+CREATING_OUTSIDE: Final = "creating a context outside MPS"  # in the log before a driver can list the process
 _UNAVAILABLE: Final = "CUDA_ERROR_DEVICE_UNAVAILABLE: CUDA-capable device(s) is/are busy or unavailable"
 
 
@@ -91,6 +93,7 @@ def run(workload: SimulatedWorkload, memory_mib: int, fault_after_seconds: float
 def run_without_mps(workload: SimulatedWorkload, why: str) -> int:
     """Go on silently uncapped, as CUDA does without a daemon (docs/facts.md 6), but let the log say so."""
     signal.signal(REFUSAL, _be_refused)
+    say(f"workload={workload.name} {CREATING_OUTSIDE} ({why})")
     # A driver knows which processes use a GPU; the twin knows them by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
     try:
