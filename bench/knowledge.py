@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.retractions import GPU_MEMORY_MIB
 from gpushare.core.api import CapPoint, JobClass, WorkloadSignature
-from gpushare.core.control import WatchedTenant, WatchSettings
+from gpushare.core.control import SloSign, WatchedTenant, WatchSettings
 from gpushare.data import default_model
 from gpushare.research.shipped_table import complete_table
 from gpushare.sim.jobs import Job, JobCluster, JobTenant, simulate
@@ -29,6 +29,7 @@ from gpushare.sim.table_trace import draw_table_jobs
 from gpushare.sim.table_truth import TableTruth
 
 SURE = 0.02  # error that is told with true progress
+TARGET_SECONDS = 10.0  # window of requests of a latency target
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Studied(ReadOnTable):
         true_progress: whether the loop sees the true progress.
         true_promise: whether the loop keeps the promises by the table's cap curves.
         raised: factor on what class throughput is promised, by the loop and where a pod is placed.
+        targets: whether jobs of class latency name a target (`gpushare.io/slo`) that they meet while they make what
+            the table promises them.
         told: whether every program's signature and cap curve are known before anything runs.
         inferred: of tenants that share, (inferred, true, promise told, promise by the table).
         late: job-seconds below the promise by the table, by why.
@@ -48,6 +51,7 @@ class Studied(ReadOnTable):
     true_progress: bool = False
     true_promise: bool = False
     raised: float = 1.0
+    targets: bool = False
     told: bool = False
     inferred: list[tuple[float, float, float, float]] = field(default_factory=list)
     late: Counter[str] = field(default_factory=Counter)
@@ -78,6 +82,8 @@ class Studied(ReadOnTable):
                 now = replace(now, progress=true, error=SURE, active=True)
             if self.true_promise:
                 now = replace(now, promise=promise)
+            if self.targets and each.job_class is JobClass.LATENCY and true > 0:
+                now = replace(now, slo=_target(true, promise, cluster.now_seconds))
             shown.append(now)
             self._last[int(each.uid)] = now.progress, now.promise
         return tuple(shown)
@@ -125,6 +131,12 @@ class Studied(ReadOnTable):
         return "seen, and being mended or not mendable"
 
 
+def _target(true: float, promise: float, now: float) -> SloSign:
+    """Return the state of a target of one second: a request takes as much longer as its program is slower."""
+    took = promise / true
+    return SloSign(took > 1 + 1e-6, now - TARGET_SECONDS, took, f"has a p99 of {took:.2f} s, target 1 s")
+
+
 MakeStudied = Callable[[TableWorld, int], Studied]
 
 
@@ -140,6 +152,7 @@ VARIANTS: Mapping[str, MakeStudied] = {
     "true progress": _ours(true_progress=True),
     "true promises": _ours(true_promise=True),
     "true progress and promises": _ours(true_progress=True, true_promise=True),
+    "class latency names targets": _ours(targets=True),
     "told signatures and curves": _ours(told=True),
     "told, true progress and promises": _ours(told=True, true_progress=True, true_promise=True),
     "a tenth more promised": _ours(raised=1.1),

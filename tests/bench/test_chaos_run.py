@@ -141,11 +141,16 @@ def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
 
 
 def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
-    text = f"{Rule.REJECTED}: load-7"
-    for kind, excused in (
-        (FaultKind.RESTART_KUBELET, True),
-        (FaultKind.KILL_AGENT, False),
-        (FaultKind.KILL_GATE, False),
+    rejected = f"{Rule.REJECTED}: load-7, which never ran: UnexpectedAdmissionError Pod was rejected: Allocate failed due to"
+    gone = f"{rejected} no healthy devices present; cannot allocate unhealthy devices gpushare.io/share"
+    sick = (
+        f"{rejected} requested number of devices unavailable for gpushare.io/share. Requested: 20, Available: 13"
+    )
+    for kind, text, excused in (
+        (FaultKind.RESTART_KUBELET, gone, True),
+        (FaultKind.RESTART_KUBELET, sick, False),
+        (FaultKind.KILL_AGENT, gone, False),
+        (FaultKind.KILL_GATE, gone, False),
     ):
         assert (unexcused([FaultOutcome(0, kind, violations=(text,))]) == []) is excused
 
