@@ -40,8 +40,8 @@ class Studied(ReadOnTable):
         true_progress: whether the loop sees the true progress.
         true_promise: whether the loop keeps the promises by the table's cap curves.
         raised: factor on what class throughput is promised, by the loop and where a pod is placed.
-        targets: whether jobs of class latency name a target (`gpushare.io/slo`) that they meet while they make what
-            the table promises them.
+        targets: whether jobs of class latency name a target, which they meet while they make what the table
+            promises them.
         told: whether every program's signature and cap curve are known before anything runs.
         inferred: of tenants that share, (inferred, true, promise told, promise by the table).
         late: job-seconds below the promise by the table, by why.

@@ -20,9 +20,9 @@ _NOT_OURS: Final = frozenset({Rule.GAP, Rule.DEVICE_RACE, Rule.KUBELET})
 def unexcused(outcomes: Sequence[FaultOutcome], cores: int | None = None) -> list[str]:
     """Return every violation but those that a busy machine or kubelet itself explains.
 
-    Kubelet rejects a pod that was bound just before it lost the plugin (docs/measurements/hostile.md), and says so;
-    not where only the agent was killed, as the front holds its place. What takes too long is excused above a load average of
-    `BUSY_LOAD_PER_CORE` for each core, by what the outcome tells.
+    Kubelet rejects a pod that was bound just before it lost the plugin (docs/measurements/hostile.md), and says
+    so; not where only the agent was killed, as the front holds its place. What takes too long is excused above a
+    load average of `BUSY_LOAD_PER_CORE` for each core, by what the outcome tells.
     """
     bound = BUSY_LOAD_PER_CORE * (cores or os.cpu_count() or 1)
     return [text for one in outcomes for text in one.violations if not _is_excused(one, text, bound)]

@@ -37,7 +37,9 @@ class Decider:
         node = NodeSpec(_NODE, (GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib),))
         self._settings = settings or Settings()
         self._context = DecisionContext.of(
-            ClusterState([node]), self._settings, Judge(lambda: model.for_gpu(gpu.model))
+            ClusterState([node]),
+            self._settings,
+            Judge(lambda: model.for_gpu(gpu.model), headroom_ratio=self._settings.slowdown_headroom_ratio),
         )
         self._gpu_model = gpu.model
         self._known: dict[str, KnownWorkload] = {}

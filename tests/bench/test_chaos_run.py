@@ -141,7 +141,7 @@ def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
 
 
 def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
-    rejected = f"{Rule.REJECTED}: load-7, which never ran: UnexpectedAdmissionError Pod was rejected: Allocate failed due to"
+    rejected = f"{Rule.REJECTED}: load-7, which never ran: UnexpectedAdmissionError; Allocate failed due to"
     gone = f"{rejected} no healthy devices present; cannot allocate unhealthy devices gpushare.io/share"
     sick = (
         f"{rejected} requested number of devices unavailable for gpushare.io/share. Requested: 20, Available: 13"

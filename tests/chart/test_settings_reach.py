@@ -33,6 +33,7 @@ def nested(path: str, value: object) -> Json:
 NONSENSE: dict[str, list[object]] = {
     "policy.latencyMaxSlowdown": [0, 0.9, -1.1, 1000.5, 1e9, "0.9", "1e3", "fast", "nan", "inf", "", True, [], {}],
     "policy.maxSlowdown": [0, 0.9, -1.5, 1000.5, "1e3", "nan", "inf", "", True, []],
+    "policy.slowdownHeadroom": [-0.1, 0.91, 1, "1", "0.91", "0.95", ".5", "half", "nan", "", True, [], {}],
     "policy.reserveAfterSeconds": [-1, 0.5, 604_801, 1e18, "1800", "never", True, [], {}],
     "policy.hygiene": ["report", [], True, {"stall": "report"}],
     "policy.hygiene.stalled": ["kill", "Report", "", True, 1, [], {}],
@@ -141,6 +142,7 @@ OTHERS: dict[str, object] = {
     "policy.maxSlowdown": 1.7,
     "policy.latencyMaxSlowdown": 1.3,
     "policy.reserveAfterSeconds": 60,
+    "policy.slowdownHeadroom": 0.4,
     "policy.gpuMemoryReserveMiB": 777,
     "policy.chargeMemory": False,
     "policy.chargeThreads": False,
@@ -223,6 +225,13 @@ def test_what_one_pod_gets_of_the_clients_is_what_admission_takes(render: Render
 def test_reserve_after_seconds_reaches_extender_and_command_line(render: Render, value: int) -> None:
     found = Installation(render(nested("policy.reserveAfterSeconds", value)))
     assert found.extender.settings.reserve_after_seconds == found.shown.reserve_after_seconds == value
+
+
+@pytest.mark.parametrize("value", [0, 0.25, "0.5", "0.90", 0.9, "0"])
+def test_slowdown_headroom_reaches_extender_and_command_line(render: Render, value: object) -> None:
+    found = Installation(render(nested("policy.slowdownHeadroom", value)))
+    for settings in (found.extender.settings, found.shown):
+        assert settings.slowdown_headroom_ratio == float(str(value))
 
 
 @pytest.mark.parametrize("key", ["stalled", "outsideMps", "fault"])

@@ -87,7 +87,7 @@ def refused(**asked: Any) -> str:
 def slowed(*, is_apart: bool = False, crowds: bool = False, suffers: bool = True) -> str:
     """What a node's GPU is refused for on account of promises."""
     verdicts = Verdicts(*(np.array([one]) for one in (False, 0.0, 0.381, 0.472, suffers, crowds)))
-    found: Rejection = caution.Cautious._rejection_of(None, verdicts, 0, 1, is_apart)  # type: ignore[arg-type]
+    found: Rejection = caution._rejection_of(verdicts, 0, 1, is_apart)
     assert found.reason is Reason.SLOWDOWN
     return found.detail
 

@@ -29,7 +29,13 @@ def release_of(draw: Random, *, charges_memory: bool | None = None) -> Settings:
         charge_memory=draw.random() < 0.5 if charges_memory is None else charges_memory,
         charge_threads=draw.random() < 0.5,
     )
-    return Settings(draw.choice(POLICIES), defaults, draw.choice([0, 512, 21_000]), ProbationSettings(0.0))
+    return Settings(
+        draw.choice(POLICIES),
+        defaults,
+        draw.choice([0, 512, 21_000]),
+        ProbationSettings(0.0),
+        slowdown_headroom_ratio=draw.choice([0.0, 0.0, 0.5]),
+    )
 
 
 def profiled(draw: Random, percents: Sequence[int]) -> Wanted:

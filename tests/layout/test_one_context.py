@@ -48,7 +48,12 @@ def test_only_these_modules_make_one_by_hand(name: str) -> None:
 
 def test_each_setting_reaches_the_extender_and_the_plan() -> None:
     settings = Settings(
-        "bestfit", Defaults(max_slowdown_ratio=3.0), 1_000, ProbationSettings(7.0, 3, freezes=False), 11.0
+        "bestfit",
+        Defaults(max_slowdown_ratio=3.0),
+        1_000,
+        ProbationSettings(7.0, 3, freezes=False),
+        11.0,
+        slowdown_headroom_ratio=0.3,
     )
     standard = DecisionContext.of(ClusterState(), Settings(), Judge(default_model))
     ledger = ShareLedger(settings)
@@ -57,3 +62,4 @@ def test_each_setting_reaches_the_extender_and_the_plan() -> None:
         assert context.state.gpu_memory_reserve_mib == settings.gpu_memory_reserve_mib
         assert context.probation == settings.probation != standard.probation
         assert context.reserve_after_seconds == settings.reserve_after_seconds != standard.reserve_after_seconds
+        assert context.judge.headroom_ratio == settings.slowdown_headroom_ratio != standard.judge.headroom_ratio

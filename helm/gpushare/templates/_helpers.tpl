@@ -320,6 +320,7 @@ GPUSHARE_MOST_PROBATIONS: {{ .Values.policy.probations | quote }}
 GPUSHARE_LONGEST_PROBATION_SECONDS: {{ .Values.policy.longestProbationSeconds | quote }}
 GPUSHARE_FREEZES: {{ and .Values.throttle.enabled .Values.loop.enabled | quote }}
 GPUSHARE_RESERVE_AFTER_SECONDS: {{ .Values.policy.reserveAfterSeconds | quote }}
+GPUSHARE_SLOWDOWN_HEADROOM: {{ .Values.policy.slowdownHeadroom | quote }}
 {{- if kindIs "slice" .Values.nodes.taints }}
 GPUSHARE_TAINTS: {{ join "," .Values.nodes.taints | quote }}
 {{- end }}

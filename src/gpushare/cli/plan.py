@@ -154,7 +154,7 @@ def context_of(
     context = DecisionContext.of(
         state,
         replace(cluster.settings, policy=policy or cluster.settings.policy),
-        Judge(cluster.model),
+        Judge(cluster.model, headroom_ratio=cluster.settings.slowdown_headroom_ratio),
         now=time.time() if cluster.read_at is None else cluster.read_at,
         history=Counter(state.reserved_shapes) + Counter(request.shape for request in asked),
         rng=np.random.default_rng(seed),

@@ -19,7 +19,7 @@ from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.report.simulated import JobRecorder
 from gpushare.cli.report.usage_page import render_usage
 from gpushare.cli.sim_table import processes_by_default, table_jobs
-from gpushare.core.placement import DEFAULT_RESERVE_AFTER_SECONDS
+from gpushare.core.placement import DEFAULT_RESERVE_AFTER_SECONDS, MOST_HEADROOM, Settings
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
@@ -125,6 +125,14 @@ def jobs_command(
             help="with --truth table: policy.reserveAfterSeconds of the release by which ours decides",
         ),
     ] = DEFAULT_RESERVE_AFTER_SECONDS,
+    slowdown_headroom: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=MOST_HEADROOM,
+            help="with --truth table: policy.slowdownHeadroom of the release by which ours decides",
+        ),
+    ] = 0.0,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -148,7 +156,7 @@ def jobs_command(
             first_seed=seed,
             processes=processes or processes_by_default(),
             as_json=as_json,
-            reserve_after_seconds=reserve_after,
+            release=Settings(reserve_after_seconds=reserve_after, slowdown_headroom_ratio=slowdown_headroom),
         )
         return
     if trace is None or colocation is None:

@@ -45,13 +45,13 @@ def table_jobs(
     first_seed: int,
     processes: int,
     as_json: bool,
-    reserve_after_seconds: float,
+    release: Settings,
 ) -> None:
     """Run every policy on every load and seed, and print their means with 95% intervals over the seeds.
 
     Args:
         jobs: number of jobs to draw for each load, or the jobs of a trace, which has its own load.
-        reserve_after_seconds: release setting of that name, used by our policy.
+        release: settings by which ours decides.
     """
     for name in policies:
         if name not in TABLE_POLICIES:
@@ -59,11 +59,9 @@ def table_jobs(
                 f'policy "{name}" is not known; with --truth table there are {", ".join(TABLE_POLICIES)}'
             )
     names = list(policies) or list(TABLE_POLICIES)
-    _world(table, reserve_after_seconds)  # reports an unusable table here, not in a worker process
+    _world(table, release)  # reports an unusable table here, not in a worker process
     tasks = [
-        (table, names, jobs, gpus, load, first_seed + seed, reserve_after_seconds)
-        for load in loads
-        for seed in range(seeds)
+        (table, names, jobs, gpus, load, first_seed + seed, release) for load in loads for seed in range(seeds)
     ]
     runs: list[TableRun] = []
     console = bars()
@@ -121,21 +119,20 @@ def _end_at_once() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _run(task: tuple[Path | None, list[str], int | Sequence[Job], int, float, int, float]) -> TableRun:
-    table, names, jobs, gpus, load, seed, reserve_after = task
-    world = _world(table, reserve_after)
+def _run(task: tuple[Path | None, list[str], int | Sequence[Job], int, float, int, Settings]) -> TableRun:
+    table, names, jobs, gpus, load, seed, release = task
+    world = _world(table, release)
     return load, seed, run_on_table(world, names, jobs=jobs, gpus=gpus, load=load, seed=seed)
 
 
 @cache
-def _world(table: Path | None, reserve_after_seconds: float) -> TableWorld:
+def _world(table: Path | None, release: Settings) -> TableWorld:
     source = str(table or H200_TABLE)
     try:
         dataset = parse(read_lines(table)) if table else complete_table()
         truth = TableTruth(dataset, gpu_memory_mib=_GPU_MEMORY_MIB)
     except (DatasetError, SimulationError) as error:
         raise UsageError(f"{source}: {error}") from error
-    release = Settings(reserve_after_seconds=reserve_after_seconds)
     return TableWorld(truth, default_model().for_gpu(dataset.gpu_model), release)
 
 

@@ -110,7 +110,7 @@ class ShareLedger:
         self.ahead: dict[str, Unseen] = {}
         """Pods, by uid, known to be bound before the watch has shown it; of those gone by then it never does."""
         self._defaults = settings.defaults
-        judge = Judge(model, self._known, self._knows_anything)
+        judge = Judge(model, self._known, self._knows_anything, headroom_ratio=settings.slowdown_headroom_ratio)
         self._context = DecisionContext.of(self.state, settings, judge, learns_aside=True)
         self._now, self._monotonic = now, monotonic
         self._workloads = KnownWorkloads(self._context.judge.forget, settings)

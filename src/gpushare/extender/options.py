@@ -24,6 +24,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "most-probations": "how many GPUs at a time",
     "longest-probation-seconds": "what a GpuShare gets at most where it asks for more",
     "reserve-after-seconds": "a GPU is kept for a pod that has waited longer; 0: never",
+    "slowdown-headroom": "part of throughput pods' tolerated slowdown that is not planned with",
 }
 """Options for settings of the installation, with their help; the defaults are those of `Settings`."""
 

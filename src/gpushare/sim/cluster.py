@@ -112,7 +112,8 @@ def fill(
         gpu_memory_reserve_mib=settings.gpu_memory_reserve_mib,
     )
     mix = Counter(pod.shape for pod in pods)
-    context = DecisionContext.of(state, settings, Judge(model), history=mix, rng=rng)
+    judge = Judge(model, headroom_ratio=settings.slowdown_headroom_ratio)
+    context = DecisionContext.of(state, settings, judge, history=mix, rng=rng)
     kube_scheduler = None
     if cpu_pods is not CpuPods.POLICY:
         kube_scheduler = KubeSchedulerRule(state, rng, balanced=cpu_pods is CpuPods.SCHEDULER_BALANCED)

@@ -149,7 +149,7 @@ class GpuSharePolicy:
                 gpu_memory_reserve_mib=self.settings.gpu_memory_reserve_mib,
             ),
             self.settings,
-            Judge(lambda: self.model),
+            Judge(lambda: self.model, headroom_ratio=self.settings.slowdown_headroom_ratio),
         )
 
     @staticmethod

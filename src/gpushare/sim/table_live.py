@@ -113,6 +113,7 @@ class ReadOnTable(LiveOnTable):
             lambda: self.model,
             lambda uid: self._known.get(cluster.jobs[self._uids[uid]].workload),
             lambda: any(each.matters for each in self._known.values()),
+            headroom_ratio=self.release.slowdown_headroom_ratio,
         )
         return replace(self._requests.new_context(cluster), judge=judge)
 

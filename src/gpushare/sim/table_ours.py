@@ -437,8 +437,10 @@ class LiveOnTable:
     def _is_suspicious(self, watched: tuple[WatchedTenant, ...]) -> bool:
         """Return whether another window like this one would show a broken promise or a missed target."""
         return any(
-            each.progress is not None
-            and each.progress + self.settings.confidence * (each.error or 0.0) < each.promise
+            (
+                each.progress is not None
+                and each.progress + self.settings.confidence * (each.error or 0.0) < each.promise
+            )
             or (each.slo is not None and each.slo.is_missed)
             for each in watched
         )

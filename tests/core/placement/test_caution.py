@@ -78,6 +78,50 @@ def test_who_would_hurt_too_much_is_refused_with_figures_and_goes_elsewhere():
     assert isinstance(choose("n1"), Placement)
 
 
+def test_with_headroom_a_pod_goes_only_where_less_than_its_tolerated_slowdown_is_likely():
+    taken = {}
+    for headroom in (0.0, 0.5):
+        cluster = Cluster(1)
+        cluster.judge = Judge(default_model, cluster.known.get, headroom_ratio=headroom)
+        cluster.put("a", 50, known("stream", 9.0), "g0.0")
+        for tolerated in (1.2, 1.4, 1.5, 1.6, 1.7, 2.0, 3.0, 6.0):
+            found, _ = cluster.ask(50, known("stream", tolerated))
+            taken[headroom, tolerated] = bool(found.nodes)
+            if headroom and not found.nodes:
+                words = found.rejections()["n0"].detail
+                figures = re.search(
+                    r"could keep only (.*) of its speed alone, (.*) must be likely \(policy.slowdownHeadroom\)",
+                    words,
+                )
+                assert float(figures[1]) < float(figures[2]) <= 1 / (1 + 0.5 * (tolerated - 1)) + 0.005
+    assert sum(taken[0.5, each] for _, each in taken) < sum(taken[0.0, each] for _, each in taken)
+    for tolerated in (1.2, 1.5, 2.0):  # half of what is above 1 is left
+        assert taken[0.5, tolerated] <= taken[0.0, tolerated]
+        assert taken[0.5, 2 * tolerated - 1] >= taken[0.0, tolerated], "as one that tolerates half of it"
+
+
+def test_headroom_refuses_more_and_asks_no_more_of_class_latency():
+    names = sorted(WORKLOADS)
+    plain, careful = ForecastTable(default_model()), ForecastTable(default_model(), 0.5)
+    members = [
+        Member(name, 30, job_class, slowdown, 30, profile=Profile(WORKLOADS[name].solo))
+        for name in names
+        for job_class in JobClass
+        for slowdown in (1.1, 1.5, 3.0)
+    ]
+    pairs = [[one, other] for one in members for other in members[::5]]
+    for stops in (False, True):
+        kept = [table.forecast(rows_of(table, pairs), stops=stops).kept for table in (plain, careful)]
+        assert (kept[1] <= kept[0]).all()
+        assert (kept[1] < kept[0]).any()
+    rows = plain.rows(members), careful.rows(members)
+    for member, less, more in zip(members, plain.floors[rows[0]], careful.floors[rows[1]], strict=True):
+        if member.job_class is JobClass.LATENCY:
+            assert more == less
+        else:
+            assert less < more <= 1.0
+
+
 def test_the_newcomers_own_promise_counts_too():
     cluster = Cluster(1)
     cluster.put("a", 50, known("stream", 3.0), "g0.0")

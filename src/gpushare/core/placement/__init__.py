@@ -37,6 +37,7 @@ from gpushare.core.placement.recap import NewCap, cap_anew
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_RESERVE_AFTER_SECONDS,
+    MOST_HEADROOM,
     Settings,
     SettingsError,
     parse_settings,
@@ -60,6 +61,7 @@ __all__ = [
     "GPU_MILLI",
     "MILLI_PER_PERCENT",
     "MOST_EXAMINED",
+    "MOST_HEADROOM",
     "NO_PROBATION",
     "UNKNOWN_NODE",
     "UNLIMITED",

@@ -106,7 +106,9 @@ class Cautious:
         kinds, groups = np.unique(
             np.stack([sets[best, lines], fits.sum(axis=0), kept[best, lines]]), axis=1, return_inverse=True
         )
-        return [self._rejection_of(verdicts, *kind) for kind in kinds.T.tolist()], groups.reshape(-1)
+        headroom = self._judge.headroom_ratio
+        rejections = [_rejection_of(verdicts, *kind, headroom_ratio=headroom) for kind in kinds.T.tolist()]
+        return rejections, groups.reshape(-1)
 
     def _accepts(self, state: ClusterState, rows: IntArray) -> BoolArray:
         """Return which GPUs of rows the newcomer may join, (width, rows)."""
@@ -132,17 +134,21 @@ class Cautious:
         scores: FloatArray = np.rint(gain + outlook_of(self._judge, state).share_worth * whole) + (points - whole)
         return scores
 
-    def _rejection_of(self, verdicts: Verdicts, at: int, count: int, is_apart: int) -> Rejection:
-        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-        if is_apart:
-            why = "a pod was moved away from this pairing of workloads, which is not tried again yet"
-        elif verdicts.crowds[at]:
-            why = "it, or a tenant there, was moved away from neighbours repeatedly and gets a GPU of its own"
-        else:
-            who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
-            least, promised = distinct(verdicts.least[at], verdicts.promised[at])
-            why = f"{who} could keep only {least} of its speed alone, {promised} is promised"
-        return Rejection(Reason.SLOWDOWN, f"has room on {gpus}, but {why}")
+
+def _rejection_of(
+    verdicts: Verdicts, at: int, count: int, is_apart: int, *, headroom_ratio: float = 0.0
+) -> Rejection:
+    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    if is_apart:
+        why = "a pod was moved away from this pairing of workloads, which is not tried again yet"
+    elif verdicts.crowds[at]:
+        why = "it, or a tenant there, was moved away from neighbours repeatedly and gets a GPU of its own"
+    else:
+        who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
+        least, promised = distinct(verdicts.least[at], verdicts.promised[at])
+        wanted = "must be likely (policy.slowdownHeadroom)" if headroom_ratio else "is promised"
+        why = f"{who} could keep only {least} of its speed alone, {promised} {wanted}"
+    return Rejection(Reason.SLOWDOWN, f"has room on {gpus}, but {why}")
 
 
 def distinct(one: float, other: float) -> tuple[str, str]:

@@ -98,12 +98,16 @@ class SetForecasts:
 class ForecastTable:
     """All tenants judged on one GPU model so far, each prepared for the model once.
 
+    Args:
+        headroom_ratio: part of a throughput tenant's tolerated slowdown that is not planned with, below 1.
+
     Attributes:
         floors: least progress that each member must keep, by row.
     """
 
-    def __init__(self, model: InterferenceModel) -> None:
+    def __init__(self, model: InterferenceModel, headroom_ratio: float = 0.0) -> None:
         self._model = model
+        self._headroom_ratio = headroom_ratio
         self._table: TenantTable | None = None
         self._row: dict[Member, int] = {}
         self.floors: FloatArray = np.zeros(0)
@@ -131,7 +135,7 @@ class ForecastTable:
             expected = self._model.predict_sets(more, np.arange(len(new))[:, None]).progress[:, 0]
             known = np.array([member.is_known for member in new])
             shares = np.array([member.share_percent / 100 for member in new])
-            self.floors = np.concatenate([self.floors, _floors(new, expected)])
+            self.floors = np.concatenate([self.floors, _floors(new, expected, self._headroom_ratio)])
             scale = np.where(known, 1.0, shares / np.maximum(expected, _LEAST))
             self._scale = np.concatenate([self._scale, scale])
             self._is_known = np.concatenate([self._is_known, known])
@@ -213,13 +217,24 @@ def _stacked(above: IntArray, below: IntArray, more: int) -> IntArray:
     return found
 
 
-def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:
-    """Return the least progress that each member must keep: its promise, or the stand-in's if it is unknown."""
+def _floors(members: Sequence[Member], alone: FloatArray, headroom_ratio: float) -> FloatArray:
+    """Return the least progress that each member must keep: its promise, or the stand-in's if it is unknown.
+
+    With headroom it is the promise of a tenant that tolerates less.
+    """
+    planned = [_planned(member, headroom_ratio) for member in members]
     return np.array(
         [
-            promised_progress(member.profile, member.share_percent, member.max_slowdown, is_auto=member.is_auto)
+            promised_progress(member.profile, member.share_percent, slowdown, is_auto=member.is_auto)
             if member.is_known
-            else min(1.0, progress) / member.max_slowdown
-            for member, progress in zip(members, alone.tolist(), strict=True)
+            else min(1.0, progress) / slowdown
+            for member, slowdown, progress in zip(members, planned, alone.tolist(), strict=True)
         ]
     )
+
+
+def _planned(member: Member, headroom_ratio: float) -> float:
+    """Return the slowdown that is planned with; class latency tolerates too little to leave any of it."""
+    if member.job_class is not JobClass.THROUGHPUT:
+        return member.max_slowdown
+    return 1.0 + (1.0 - headroom_ratio) * (member.max_slowdown - 1.0)

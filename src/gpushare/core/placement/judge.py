@@ -136,6 +136,7 @@ class Judge:
         model: returns the interference model; called when first needed.
         known: returns what is known now of a tenant's workload, by pod uid; None: use what was known at placement.
         anything: returns whether anything is known of any workload; used if `known` is given.
+        headroom_ratio: `Settings.slowdown_headroom_ratio`.
 
     Attributes:
         version: rises when the knowledge about any workload changes.
@@ -146,8 +147,11 @@ class Judge:
         model: Callable[[], InterferenceModel],
         known: Callable[[str], KnownWorkload | None] | None = None,
         anything: Callable[[], bool] = lambda: True,
+        *,
+        headroom_ratio: float = 0.0,
     ) -> None:
         self.version = 0
+        self.headroom_ratio = headroom_ratio
         self._model, self._known, self._anything = model, known, anything
         self._tables: dict[str, ForecastTable] = {}
         self._sets: list[TenantSet] = []
@@ -326,7 +330,7 @@ class Judge:
     def table(self, gpu_model: str) -> ForecastTable:
         """Return the table of the tenants judged on one GPU model so far."""
         if gpu_model not in self._tables:
-            self._tables[gpu_model] = ForecastTable(self._model().for_gpu(gpu_model))
+            self._tables[gpu_model] = ForecastTable(self._model().for_gpu(gpu_model), self.headroom_ratio)
         return self._tables[gpu_model]
 
     def summed(self, numbers: Sequence[int]) -> list[float]:

@@ -17,6 +17,7 @@ from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
 
 DEFAULT_RESERVE_AFTER_SECONDS: Final = 1800.0
 """Seconds after which a GPU is kept for a waiting pod (docs/measurements/jobs.md)."""
+MOST_HEADROOM: Final = 0.9
 
 POLICY: Final = "GPUSHARE_POLICY"
 DEFAULT_CLASS: Final = "GPUSHARE_DEFAULT_CLASS"
@@ -31,6 +32,7 @@ MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
 LONGEST_PROBATION: Final = "GPUSHARE_LONGEST_PROBATION_SECONDS"
 FREEZES: Final = "GPUSHARE_FREEZES"
 RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
+SLOWDOWN_HEADROOM: Final = "GPUSHARE_SLOWDOWN_HEADROOM"
 TAINTS: Final = "GPUSHARE_TAINTS"
 JOINED_WORKLOADS: Final = "GPUSHARE_JOINED_WORKLOADS"
 
@@ -50,6 +52,8 @@ class Settings:
         probation: when an unknown workload gets a GPU to itself for a while.
         reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 turns it off.
         joined: workload keys that mean one workload in several namespaces.
+        slowdown_headroom_ratio: part of a throughput tenant's tolerated slowdown that placement leaves for what
+            predictions miss, 0 to `MOST_HEADROOM` (docs/adr/0257).
     """
 
     policy: str = "gpushare"
@@ -58,6 +62,7 @@ class Settings:
     probation: ProbationSettings = field(default_factory=ProbationSettings)
     reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
     joined: tuple[JoinedWorkload, ...] = ()
+    slowdown_headroom_ratio: float = 0.0
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as the chart renders them: environment variables and their values."""
@@ -75,6 +80,7 @@ class Settings:
             LONGEST_PROBATION: f"{self.probation.longest_seconds:g}",
             FREEZES: "true" if self.probation.freezes else "false",
             RESERVE_AFTER: f"{self.reserve_after_seconds:g}",
+            SLOWDOWN_HEADROOM: f"{self.slowdown_headroom_ratio:g}",
             TAINTS: ",".join(self.defaults.taints),
             JOINED_WORKLOADS: " ".join(map(str, self.joined)),
         }
@@ -117,6 +123,12 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
         raise refused(RESERVE_AFTER, "a number of seconds") from None
     if not 0 <= reserve_after_seconds < float("inf"):
         raise refused(RESERVE_AFTER, "0 or more seconds")
+    try:
+        headroom_ratio = float(read[SLOWDOWN_HEADROOM])
+    except ValueError:
+        raise refused(SLOWDOWN_HEADROOM, "a number") from None
+    if not 0 <= headroom_ratio <= MOST_HEADROOM:
+        raise refused(SLOWDOWN_HEADROOM, f"0 to {MOST_HEADROOM:g}")
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
     for name in (CHARGE_MEMORY, CHARGE_THREADS, FREEZES):
@@ -151,4 +163,5 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
         ),
         reserve_after_seconds,
         joined,
+        headroom_ratio,
     )
