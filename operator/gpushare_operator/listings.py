@@ -114,20 +114,22 @@ class KopfListings:
         """Return whether all objects are known: they were listed, and Kopf may watch them."""
         return self._is_listed and self.refused_since is None
 
-    def answered(self, path: str, status: int, now: float) -> None:
-        """Record whether Kopf may list and watch, if it asked for ours.
+    def answered(self, path: str, status: int, now: float) -> bool:
+        """Record whether Kopf may list and watch, if it asked for ours; return whether that has changed.
 
         Args:
             status: HTTP status of the answer.
             now: the caller's clock, in seconds.
         """
         if not path.endswith(self.path):
-            return
+            return False
+        before = self.is_known, self.refused_since
         if status == HTTPStatus.FORBIDDEN:
             self.refused_since = now if self.refused_since is None else self.refused_since
             self._is_listed = self._is_listed and self._open is None  # a refused list is asked for again as a list
         elif status == HTTPStatus.OK:
             self.refused_since = None
+        return before != (self.is_known, self.refused_since)
 
 
 class KopfRefusals:

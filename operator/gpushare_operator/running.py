@@ -187,9 +187,9 @@ class Operator:
 
     def answered(self, path: str, status: int) -> None:
         """Note whether Kopf may list or watch at `path`."""
-        for each in self._listings:
-            each.answered(path, status, self._clock())
-        self._look_at_refusals()
+        changed = [each.answered(path, status, self._clock()) for each in self._listings]
+        if any(changed):  # of many namespaces that are refused for long, the heartbeat's look is enough
+            self._look_at_refusals()
 
     def _is_known(self, namespace: str) -> bool:
         return self._refusals.is_known(namespace)

@@ -222,3 +222,23 @@ def test_without_namespaces_a_refusal_is_told_and_the_start_waits(caplog: pytest
     assert "may not list in all namespaces" in caplog.text
     assert not listings.done.is_set(), "there is nothing else to do"
     assert not refusals.is_known("shop")
+
+
+def test_an_answer_tells_whether_anything_has_changed_so_that_repeated_refusals_cost_nothing() -> None:
+    _, found = two_namespaces()
+    shares, _ = found["bank"]
+    answers = [REFUSED, REFUSED, 503, REFUSED, ALLOWED, ALLOWED, REFUSED]
+    assert [shares.answered(shares.path, status, 100.0 + at) for at, status in enumerate(answers)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not shares.answered(found["shop"][0].path, ALLOWED, 200.0), "an answer about another namespace"
+    lists(shares)
+    shares.begins(shares.path)
+    assert shares.answered(shares.path, REFUSED, 300.0), "its list is asked for again"
+    assert not shares.is_known
