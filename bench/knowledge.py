@@ -134,7 +134,7 @@ class Studied(ReadOnTable):
 def _target(true: float, promise: float, now: float) -> SloSign:
     """Return the state of a target of one second: a request takes as much longer as its program is slower."""
     took = promise / true
-    return SloSign(took > 1 + 1e-6, now - TARGET_SECONDS, took, f"has a p99 of {took:.2f} s, target 1 s")
+    return SloSign(took > 1 + 1e-6, now - TARGET_SECONDS, took, 1.0, f"has a p99 of {took:.2f} s, target 1 s")
 
 
 MakeStudied = Callable[[TableWorld, int], Studied]

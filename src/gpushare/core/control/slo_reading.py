@@ -106,12 +106,14 @@ class SloSign:
         is_missed: whether the last windows in a row missed it; otherwise they met it.
         began_at: start of the last window, by the clock of the windows.
         measured_seconds: the quantile in that window.
+        target_seconds: what it should be at most.
         words: target and figures, worded to follow a pod's name.
     """
 
     is_missed: bool
     began_at: float
     measured_seconds: float
+    target_seconds: float
     words: str
 
 
@@ -135,6 +137,7 @@ class SloRecord:
     detail: str = "no window was read yet"
     in_a_row: int = 0
     measured_seconds: float | None = None
+    target_seconds: float = math.nan
     base: RequestCounts | float | None = None
     base_at: float = -math.inf
     window: tuple[float, float] = (-math.inf, -math.inf)
@@ -151,7 +154,7 @@ class SloRecord:
         if self.met is ConditionStatus.UNKNOWN or self.trouble_at is not None or self.measured_seconds is None:
             return None
         is_missed = self.met is ConditionStatus.FALSE
-        return SloSign(is_missed, self.window[0], self.measured_seconds, self.detail)
+        return SloSign(is_missed, self.window[0], self.measured_seconds, self.target_seconds, self.detail)
 
 
 def read_slo(record: SloRecord, reading: SloReading, now: float, slo: Slo) -> SloRecord:
@@ -234,6 +237,7 @@ def _judged(
         detail=detail,
         in_a_row=in_a_row,
         measured_seconds=seconds,
+        target_seconds=slo.target_seconds,
         window=window,
         resets=max(0, record.resets - 1),
         undecided_at=undecided_at,

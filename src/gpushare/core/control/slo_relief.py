@@ -18,6 +18,7 @@ from gpushare.core.control.window import WatchedTenant, WatchSettings
 _STEP: Final = 0.2  # most of a duty that is taken at once
 _LEAST_STEP: Final = 0.05
 _HELPED: Final = 0.8  # a quantile at or below this part of the first one: stopping neighbours helps
+_EASED: Final = 0.5  # of what the first was above the target: worth keeping, too little to move a pod for
 _LEAST_COST: Final = 0.05  # progress lost to neighbours, as estimated, that suffices if no step could be tried
 CALM: Final = Backoff(first_seconds=30.0, longest_seconds=600.0)  # longer after each relapse
 GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless a tenant arrives
@@ -32,6 +33,7 @@ class SloRelief:
         is_missed: the last verdict.
         first_seconds: the quantile when its neighbours first gave up time; None if they have not.
         now_seconds: the last quantile.
+        target_seconds: what it should be at most.
         missed_at: when it was last missed.
         stuck_seconds: how long it has been missed while no neighbour had time left to give.
         given_up_at: when neighbours were found not to be the cause.
@@ -44,6 +46,7 @@ class SloRelief:
     is_missed: bool = False
     first_seconds: float | None = None
     now_seconds: float = 0.0
+    target_seconds: float = 0.0
     missed_at: float = float("-inf")
     stuck_seconds: float = 0.0
     given_up_at: float = float("-inf")
@@ -61,6 +64,13 @@ class SloRelief:
     def has_helped(self) -> bool:
         """Return whether the quantile fell when its neighbours gave up time."""
         return self.first_seconds is not None and self.now_seconds <= _HELPED * self.first_seconds
+
+    @property
+    def has_eased(self) -> bool:
+        """Return whether the quantile came nearer to the target when its neighbours gave up time."""
+        if self.first_seconds is None:
+            return False
+        return self.now_seconds - self.target_seconds <= _EASED * (self.first_seconds - self.target_seconds)
 
     def is_pressing(self, now: float) -> bool:
         """Return whether it is missed and neighbours may be the cause."""
@@ -115,7 +125,14 @@ class SloRelief:
         relapsed = not self.is_missed and now - self.let_go_at < _RELAPSE_SECONDS
         was_long_ago = now - self.missed_at > 3 * CALM.longest_seconds
         relapses = 0 if was_long_ago else self.relapses + relapsed
-        return replace(self, is_missed=True, now_seconds=sign.measured_seconds, missed_at=now, relapses=relapses)
+        return replace(
+            self,
+            is_missed=True,
+            now_seconds=sign.measured_seconds,
+            target_seconds=sign.target_seconds,
+            missed_at=now,
+            relapses=relapses,
+        )
 
 
 def gives_a_step(
@@ -148,7 +165,7 @@ def is_neighbours_doing(known: KnownTenants, uid: str, relief: SloRelief) -> boo
     Either it helped when they gave up time or, if none could give, they are estimated to cost the tenant progress.
     """
     if relief.first_seconds is not None:
-        return relief.has_helped
+        return relief.has_helped or relief.has_eased
     response = known.responses.get(uid)
     if response is None:
         return False

@@ -540,6 +540,8 @@ def _missed_target(
         relief = tenant.slo
         if not relief.is_missed or relief.stuck_seconds < settings.hopeless_seconds:
             continue
+        if relief.first_seconds is not None and not relief.has_helped:  # it has eased, or is given up
+            continue
         believed = may_leave(known, uid, known.duties) if uid in known.tenants else []
         gave = [other for other in newest(known) if other != uid and known.duties[other] < FREE]
         if relief.has_helped:  # measured, so it overrides the estimates: one of those that gave time
