@@ -32,10 +32,10 @@ class Hasty(AsyncMpsControl):
 
 
 @contextlib.asynccontextmanager
-async def keeping_on(gpu: GpuDirectory, listener):
+async def keeping_on(gpu: GpuDirectory, listener, copies=None, *, ends_strangers=True):
     [info] = parse_simulated("H200:1", "test")
-    setup = keeping.setup_of(gpu, json.dumps(dataclasses.asdict(info)))
-    kept = keeping.Keeper(gpu, dataclasses.replace(setup, control=Hasty(setup.control.program)))
+    setup = keeping.setup_of(gpu, json.dumps(dataclasses.asdict(info)), ends_strangers=ends_strangers)
+    kept = keeping.Keeper(gpu, dataclasses.replace(setup, control=Hasty(setup.control.program)), copies=copies)
     task = asyncio.create_task(kept.run(listener))
     try:
         yield

@@ -21,7 +21,7 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
-from gpushare.mps.handover import HEARD_SECONDS, Handover
+from gpushare.mps.handover import HEARD_SECONDS, Copies, Handover
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
@@ -142,14 +142,14 @@ class Gate:
         limits: PodLimits | None = None,
         endings: Endings | None = None,
         has_fault: Callable[[], bool] = lambda: False,
+        copies: Copies | None = None,
     ) -> None:
-        self._has_fault = has_fault
+        self._has_fault, self._copies = has_fault, copies
         self._control, self._policy, self._ledger = control, policy, ledger
         self._endings = endings or Endings()
         self._unstoppable: dict[int, int | None] = {}  # clients for which this was logged
         self._on_trouble, self._clock = on_trouble, clock
-        self.store = store or StoreClient()
-        self.backend = Backend()
+        self.store, self.backend = store or StoreClient(), Backend()
         self.reception = Reception(
             self.store,
             identify=identify,
@@ -160,9 +160,8 @@ class Gate:
             limits=limits,
         )
         self._waiting: dict[ProcessKey, list[Connection]] = {}
-        self._accounts = TurnAccounts()
+        self._accounts, self._wake = TurnAccounts(), asyncio.Event()
         self._current: _Turn | None = None
-        self._wake = asyncio.Event()
         self._priority: int | None = None
         self.turns = TurnStatistics()
 
@@ -503,7 +502,7 @@ class Gate:
         async def keep(descriptor: int) -> Handover | None:
             nonlocal answered
             answered = self._clock()  # what follows is the client's own time
-            if (handover := await Handover.of(descriptor)) is not None:
+            if (handover := await Handover.of(descriptor, self._copies)) is not None:
                 turn.handovers.append(handover)
             return handover
 
@@ -514,6 +513,7 @@ class Gate:
                 min(ACKNOWLEDGE_SECONDS, allowance),
                 keep,
                 lambda: turn.starved_seconds if is_excused else 0.0,
+                copies=self._copies,
             )
         except MpsError:
             self._put_back(connection)

@@ -18,27 +18,46 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close_all
 
 # The server has sent its pipes when the daemon hands out its socket, or sends them within microseconds.
 PIPES_SECONDS: Final = 0.05
 HEARD_SECONDS: Final = 1.0  # after this a sent message has surely been received, and the copies may be closed
+SERVER: Final = b"S"  # of further copies: the server's socket, then the pipes that waited in it
+DAEMON: Final = b"D"  # of those: a connection to the daemon that has not answered yet
 _SO_PEEK_OFF: Final = 42  # Linux; Python's socket module does not define it
 _LOOK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)  # credentials, and descriptors
 
 
-class Handover:
-    """Copies of what one client is handed. Close them once the server has received the client's message."""
+class Copies(Protocol):
+    """Further copies, which outlive this process (`gpushare.mps.handover_copies`)."""
 
-    def __init__(self, server: socket.socket, pipes: Sequence[int]) -> None:
-        self._server, self._pipes = server, tuple(pipes)
+    def add(self, kind: bytes, descriptors: Sequence[int]) -> int | None:
+        """Keep copies of descriptors, which must stay open until they are removed; return a number for that."""
+        ...
+
+    def remove(self, number: int | None) -> None:
+        """Drop what was added under a number; None drops nothing."""
+        ...
+
+
+class Handover:
+    """Copies of what one client is handed. Close them once the server has received the client's message.
+
+    Args:
+        copies: keeps further ones until then.
+    """
+
+    def __init__(self, server: socket.socket, pipes: Sequence[int], copies: Copies | None = None) -> None:
+        self._server, self._pipes, self._copies = server, tuple(pipes), copies
+        self._number = copies.add(SERVER, (server.fileno(), *self._pipes)) if copies is not None else None
         self._has_spoken = False
 
     @classmethod
-    async def of(cls, descriptor: int) -> "Handover | None":
+    async def of(cls, descriptor: int, copies: Copies | None = None) -> "Handover | None":
         """Copy the server's socket and the pipes that wait in it; return None if it is not a socket."""
         copy = os.dup(descriptor)
         try:
@@ -46,7 +65,12 @@ class Handover:
         except OSError:
             os.close(copy)
             return None
-        return cls(server, await _pipes(server))
+        number = copies.add(SERVER, (server.fileno(),)) if copies is not None else None
+        try:
+            return cls(server, await _pipes(server), copies)
+        finally:
+            if copies is not None:
+                copies.remove(number)
 
     @property
     def has_spoken(self) -> bool:
@@ -73,6 +97,8 @@ class Handover:
 
     def close(self) -> None:
         """Close the copies."""
+        if self._copies is not None:
+            self._copies.remove(self._number)
         self._server.close()
         close_all(self._pipes)
         self._pipes = ()

@@ -71,6 +71,7 @@ class KeeperProcess:
         self.gpu, self._arguments = gpu, arguments
         self._listener = listen(gpu)
         self._store = ConnectionStore()
+        self._copies = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # gpushare.mps.handover_copies
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._not_before = 0.0
@@ -88,6 +89,7 @@ class KeeperProcess:
             self._process = None
         if self._process is None and now >= self._not_before:
             descriptor = self._listener.fileno()
+            into, out = (end.fileno() for end in self._copies)
             with self._store.attach() as store:
                 self._process = subprocess.Popen(
                     [
@@ -98,9 +100,13 @@ class KeeperProcess:
                         str(descriptor),
                         "--store",
                         str(store.fileno()),
+                        "--copies-into",
+                        str(into),
+                        "--copies-out",
+                        str(out),
                         *self._arguments,
                     ],
-                    pass_fds=[descriptor, store.fileno()],
+                    pass_fds=[descriptor, store.fileno(), into, out],
                     stdin=subprocess.DEVNULL,
                 )
             self._started_at = now

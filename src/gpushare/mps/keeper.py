@@ -32,6 +32,7 @@ from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
+from gpushare.mps.handover_copies import HandoverCopies, finish_handovers
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import (
     GpuDirectory,
@@ -108,8 +109,16 @@ class _DaemonSilence:
 class Keeper:
     """One GPU's daemon, gate and status."""
 
-    def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
+    def __init__(
+        self,
+        gpu: GpuDirectory,
+        setup: Setup,
+        store: StoreClient | None = None,
+        copies: HandoverCopies | None = None,
+    ) -> None:
         self.gpu, self._setup, self._control = gpu, setup, setup.control
+        self._copies = copies or HandoverCopies()
+        self._server_answered = asyncio.Event()
         self._policy = CeilingPolicy(gpu, setup.max_clients_per_pod)
         self._ledger = ClientLedger(
             setup.memory,
@@ -128,6 +137,7 @@ class Keeper:
             identify=setup.identify,
             endings=Endings(record=gpu.endings, terminate=Terminator(self._terminate)),
             has_fault=self._faults.has_fault,
+            copies=self._copies,
         )
         self._previous = status_reader(gpu).read()
         self._throttled = throttled_reader(gpu)
@@ -159,6 +169,7 @@ class Keeper:
                 self_test=p.self_test,
             )
         async with asyncio.TaskGroup() as group:
+            group.create_task(finish_handovers(self._copies.left(), self._server_answered))
             group.create_task(without_end("the gate", self.gate.serve(listener)))
             group.create_task(without_end("publishing the status", self._publish_regularly()))
             group.create_task(without_end("supervision", self._supervise()))
@@ -256,6 +267,7 @@ class Keeper:
         was = self._previous.daemon_up_since if adopted and self._previous else None
         self._status = replace(self._status, daemon_pid=pid, daemon_up_since=was or time.time())
         server_pid = await self._server_up()
+        self._server_answered.set()
         self._status = replace(self._status, server_pid=server_pid)
         self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)))
         logger.info(
@@ -543,9 +555,11 @@ def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_str
     return Setup(control, simulated_memory(gpu), probe, identify, ends_strangers)
 
 
-async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: StoreClient) -> None:
+async def keep(
+    gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: StoreClient, copies: HandoverCopies
+) -> None:
     """Run a keeper until SIGTERM."""
-    task = asyncio.ensure_future(Keeper(gpu, setup, store).run(listener))
+    task = asyncio.ensure_future(Keeper(gpu, setup, store, copies).run(listener))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -560,6 +574,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("uuid", None, "the GPU", required=True)
     add("listener", None, "inherited descriptor of the listening socket", type=int, required=True)
     add("store", None, "inherited descriptor to the host's store", type=int, required=True)
+    add("copies-into", None, "inherited descriptor that copies of handovers are sent to", type=int, required=True)
+    add("copies-out", None, "inherited descriptor that they wait at", type=int, required=True)
     add("twin", None, "the simulated GPU, JSON")
     add("proc", PROC, "where the node's /proc is", type=Path)
     add("keep-strangers", False, "report clients past the gate, do not end them", action="store_true")
@@ -573,8 +589,9 @@ def main(arguments: list[str] | None = None) -> int:
     setup = setup_of(gpu, options.twin, options.proc, ends_strangers=not options.keep_strangers)
     setup = replace(setup, max_clients_per_pod=options.max_clients_per_pod, admits_unproven=options.admit_unproven)
     channel = socket.socket(fileno=options.store)
+    copies = HandoverCopies(socket.socket(fileno=options.copies_into), socket.socket(fileno=options.copies_out))
     end_with_parent()  # the host: two gates at one daemon would mix up their ceilings
-    asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel)))
+    asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel), copies))
     return 0
 
 

@@ -54,6 +54,17 @@ def read_packet(connection: socket.socket, max_descriptors: int = 0) -> Packet:
     return Packet(data, tuple(descriptors), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
 
 
+def send_packet(connection: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send one packet; the caller keeps the descriptors.
+
+    Raises:
+        OSError: the connection broke, or does not carry it now (BlockingIOError).
+    """
+    rights = array.array("i", descriptors).tobytes()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+    connection.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
 def is_listening(path: Path) -> bool:
     """Return whether a process accepts connections on a SOCK_SEQPACKET socket; costs it one empty connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -110,11 +121,9 @@ class Channel:
         Raises:
             OSError: the connection broke.
         """
-        rights = array.array("i", descriptors).tobytes()
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         while True:
             try:
-                self.socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+                send_packet(self.socket, data, descriptors)
             except BlockingIOError:
                 await self._ready(asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
             else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.mps.errors import MpsError
-from gpushare.mps.handover import HEARD_SECONDS, Handover
+from gpushare.mps.handover import DAEMON, HEARD_SECONDS, Copies, Handover
 from gpushare.mps.packets import (
     ACKNOWLEDGED,
     COMPUTE_TYPE,
@@ -61,6 +61,8 @@ async def relay(
     patience_seconds: float = ACKNOWLEDGE_SECONDS,
     keep: Callable[[int], Awaitable[Handover | None]] | None = None,
     starved_seconds: Callable[[], float] = lambda: 0.0,
+    *,
+    copies: Copies | None = None,
 ) -> Passed:
     """Connect a client to the daemon. If this raises, the client has received nothing and can be held.
 
@@ -68,6 +70,7 @@ async def relay(
         patience_seconds: how long the client may take for its message.
         keep: called with the server's descriptor before the client gets it; returns the copies to keep.
         starved_seconds: time for which the client had no CPU so far; it may take so much longer.
+        copies: keeps one of the connection to the daemon until `keep` has the daemon's answer.
 
     Raises:
         MpsError: the daemon went away, did not answer in time, or answered something else.
@@ -77,11 +80,14 @@ async def relay(
         upstream = Channel.connect(daemon)
     except OSError as error:
         raise MpsError(f"cannot connect to the daemon: {error}", retryable=True) from None
+    number = copies.add(DAEMON, [upstream.socket.fileno()]) if copies is not None else None
     try:
         answer = await _ask(upstream)
         handover: Handover | None = None
         try:
             handover = await keep(answer.descriptors[0]) if keep is not None else None
+            if copies is not None:
+                copies.remove(number)  # the daemon notices when a client's connection closes
             await _deliver(client, answer)
         except OSError as error:
             if handover is not None:
@@ -93,6 +99,8 @@ async def relay(
             close_all(answer.descriptors)
         return await _acknowledge(client, upstream, patience_seconds, starved_seconds)
     finally:
+        if copies is not None:
+            copies.remove(number)
         upstream.close()
 
 
@@ -107,7 +115,7 @@ async def _ask(upstream: Channel) -> Packet:
             await upstream.send(COMPUTE_TYPE)
             answer = await upstream.receive(MAX_DESCRIPTORS)
     except TimeoutError:
-        _take_back(upstream)
+        take_back(Channel(upstream.socket.dup()))
         raise MpsError("the daemon did not answer a client", retryable=True) from None
     except OSError as error:
         raise MpsError(f"the daemon broke off: {error}", retryable=True) from None
@@ -118,9 +126,12 @@ async def _ask(upstream: Channel) -> Packet:
     return answer
 
 
-def _take_back(upstream: Channel) -> None:
-    """Send the first message for a client whose answer came too late, as it is held again and the server waits."""
-    late = Channel(upstream.socket.dup())
+def take_back(late: Channel) -> None:
+    """Send the first message for a client whose answer came too late, as it is held again and the server waits.
+
+    Args:
+        late: the connection to the daemon; it is closed.
+    """
 
     async def take() -> None:
         descriptors: tuple[int, ...] = ()
