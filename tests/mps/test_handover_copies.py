@@ -158,3 +158,10 @@ async def test_a_gate_that_is_killed_in_a_handover_leaves_no_server_that_waits_f
             assert status.read().server_pid == before.server_pid
             await asyncio.to_thread(neighbour.tick, PATIENCE)
         neighbour.close()
+
+
+def test_without_the_other_end_there_is_nothing_left():
+    copies = HandoverCopies()
+    copies.into.close()
+    assert copies.left() == []
+    copies.out.close()

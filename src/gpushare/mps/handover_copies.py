@@ -67,13 +67,16 @@ class HandoverCopies:
 
     def left(self) -> list[Packet]:
         """Take what a former keeper left, the oldest first; the caller closes the descriptors."""
-        return self._received(None)
+        return [packet for packet in self._received(None) if packet.descriptors]
 
     def _received(self, most: int | None) -> list[Packet]:
         found: list[Packet] = []
         with contextlib.suppress(OSError):
             while most is None or len(found) < most:
-                found.append(read_packet(self.out, MAX_DESCRIPTORS))
+                packet = read_packet(self.out, MAX_DESCRIPTORS)
+                if not packet.data:  # the other end is closed
+                    break
+                found.append(packet)
         return found
 
     def _send(self, kind: bytes, descriptors: tuple[int, ...]) -> bool:
