@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 from gpushare.core.control.slo_reading import SloSign
-from gpushare.core.control.slo_relief import CALM, GIVEN_UP_SECONDS
+from gpushare.core.control.slo_relief import CALM, GIVEN_UP_SECONDS, SloRelief
 
 SETTINGS = WatchSettings()
 TARGET = 0.05
@@ -182,6 +182,15 @@ def test_a_target_missed_by_little_keeps_what_eases_it_and_nobody_leaves_for_tha
     assert not plant.state.duties
     assert not plant.seen[-1].missed
     assert not any(actions.retract for actions in plant.seen)
+
+
+def test_a_quantile_that_stands_at_its_target_has_not_eased():
+    """A summary's value at the target counts as missed (gpushare.core.control.slo_reading)."""
+    for measured in (TARGET, float("inf")):
+        stays = SloRelief(first_seconds=measured, now_seconds=measured, target_seconds=TARGET)
+        assert not stays.has_eased
+    assert SloRelief(first_seconds=1.2 * TARGET, now_seconds=1.09 * TARGET, target_seconds=TARGET).has_eased
+    assert not SloRelief(first_seconds=1.2 * TARGET, now_seconds=1.15 * TARGET, target_seconds=TARGET).has_eased
 
 
 def test_where_throttling_helps_and_does_not_suffice_the_newest_is_asked_to_leave():

@@ -68,7 +68,7 @@ class SloRelief:
     @property
     def has_eased(self) -> bool:
         """Return whether the quantile came nearer to the target when its neighbours gave up time."""
-        if self.first_seconds is None:
+        if self.first_seconds is None or not self.now_seconds < self.first_seconds:
             return False
         return self.now_seconds - self.target_seconds <= _EASED * (self.first_seconds - self.target_seconds)
 
