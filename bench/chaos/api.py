@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from devcluster.settings import API_PORT, NODE_IP
 
 TIMEOUT_SECONDS: Final = 2.5  # upper bound on the delay in undoing a fault
+_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 Json = dict[str, Any]
 
 
@@ -44,6 +45,9 @@ class ApiConnection:
     def create(self, path: str, body: Json) -> Json:
         return self._ask("POST", path, body)
 
+    def merge(self, path: str, body: Json) -> Json:
+        return self._ask("PATCH", path, body)
+
     def delete(self, path: str, body: Json | None = None) -> Json:
         return self._ask("DELETE", path, body)
 
@@ -64,7 +68,7 @@ class ApiConnection:
                         self._host, self._port, timeout=TIMEOUT_SECONDS, context=self._context
                     )
                 data = None if body is None else json.dumps(body)
-                self._connection.request(verb, path, data, {"Content-Type": "application/json"})
+                self._connection.request(verb, path, data, {"Content-Type": _TYPES.get(verb, "application/json")})
                 answer = self._connection.getresponse()
                 text = answer.read()
             except (OSError, http.client.HTTPException) as error:

@@ -44,6 +44,7 @@ class Rule(StrEnum):
     GAP = "too long without a look at the freezers"
     DIFFERS = "gate.json and the twin disagree for long"
     STARTS = "pod with room no client in time"
+    UNWOKEN = "pod with room that kube-scheduler was not made to try again"
     OUTSIDE = "tenant outside MPS"
     SETTLED = "not settled in time"
     KUBELET = "pod bound in time that kubelet did not see in time"
@@ -257,7 +258,7 @@ def waiting_by_design(picture: Picture, expected: Sequence[ExpectedPods]) -> int
     """Return how many of these pods are not bound since a promise could not be kept beside any neighbours."""
     pods = picture.pods or {}
     found = (pods.get(one.uid) for one in expected)
-    return sum(pod is not None and not pod.is_over and _waits_by_design(pod) for pod in found)
+    return sum(pod is not None and not pod.is_over and waits_by_design(pod) for pod in found)
 
 
 def waiting_for_room(picture: Picture, expected: Sequence[ExpectedPods]) -> int:
@@ -266,7 +267,8 @@ def waiting_for_room(picture: Picture, expected: Sequence[ExpectedPods]) -> int:
     return sum(_waits_for_room(pods.get(one.uid), one, picture) for one in expected)
 
 
-def _waits_by_design(pod: PodSeen) -> bool:
+def waits_by_design(pod: PodSeen) -> bool:
+    """Return whether kube-scheduler was last told that a promise could not be kept beside any neighbours."""
     return not pod.is_bound and WAITS_BY_DESIGN in pod.why
 
 
@@ -297,7 +299,7 @@ def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Seque
         pod = picture.pods.get(one.uid)
         if pod is None or pod.is_over:
             waiting.append(f"{one.name} is {'gone' if pod is None else pod.phase}")
-        elif _waits_by_design(pod) or _waits_for_room(pod, one, picture):
+        elif waits_by_design(pod) or _waits_for_room(pod, one, picture):
             continue
         elif pod.phase != "Running":
             waiting.append(f"{one.name} is {pod.phase}: {pod.why or _who_lets_it_wait(pod, picture)}")

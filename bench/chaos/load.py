@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
-from bench.chaos.auditor import WAITS_BY_DESIGN
+from bench.chaos.auditor import waits_by_design
 from bench.chaos.picture import ExpectedPods, Picture
 from bench.chaos.room import CLIENTS_PER_GPU, RESERVE_MIB, SHARES_PER_GPU
 
@@ -29,6 +29,7 @@ USED_MEMORY: Final = 0.97  # of a pod's limit, that its processes allocate
 CONTEXT_MIB: Final = 125  # of each process, on the twin
 WAITING: Final = 3  # pods for which there is no room, one of them of the smallest size
 MOST_WAITING: Final = 8  # with those that wait for a promise
+ASKED_AGAIN: Final = "chaos/asked-again"  # an annotation; kube-scheduler tries a waiting pod again that changes
 MOST_PODS: Final = 60  # in a cluster that gives everyone room the load is no larger
 
 
@@ -137,7 +138,7 @@ class Load:
         self._filling, self._gpu_memory_mib = filling, gpu_memory_mib
         self._room, self._all_percent = room_percent(gpus), gpus * SHARES_PER_GPU
         self._random = random.Random(f"{seed}/churn")
-        self._next = 0
+        self._next = self._asked = 0
         self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
         self._book: dict[str, ExpectedPods] = {}
         # uids as of the last picture: those that are bound, and those that wait for a promise and not for room
@@ -226,7 +227,7 @@ class Load:
             if picture.pods is None:
                 return  # it would not answer this either
             self._bound = frozenset(uid for uid, pod in picture.pods.items() if pod.is_bound)
-            self._by_design = frozenset(uid for uid, pod in picture.pods.items() if WAITS_BY_DESIGN in pod.why)
+            self._by_design = frozenset(uid for uid, pod in picture.pods.items() if waits_by_design(pod))
         try:
             for one in tuple(self._orders):
                 self._create(one)
@@ -238,6 +239,17 @@ class Load:
             for uid in [uid for uid in self._leaving if uid not in self._to_delete and uid not in picture.pods]:
                 del self._leaving[uid]
                 self.deleted += 1
+
+    def ask_again(self, uid: str) -> bool:
+        """Make kube-scheduler try a pod of the book again, by a change to it; return whether it was written."""
+        name = self._book[uid].name.rpartition("/")[2]
+        self._asked += 1
+        body = {"metadata": {"uid": uid, "annotations": {ASKED_AGAIN: str(self._asked)}}}
+        try:
+            self._api.merge(f"{self._path}/{name}", body)
+        except (NoAnswerError, RefusedError):
+            return False
+        return True
 
     def _percent(self) -> int:
         # Pods that go still hold their share until they are gone; a GPU may then be full for a moment.

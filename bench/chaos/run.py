@@ -13,7 +13,7 @@ from bench.chaos import auditor
 from bench.chaos.auditor import Allowance, Violation
 from bench.chaos.faults import Injected, Injector, NotPossibleError, lasting_seconds
 from bench.chaos.freezes import FreezeWatch
-from bench.chaos.lasting import Differences
+from bench.chaos.lasting import Differences, Unwoken
 from bench.chaos.load import Load
 from bench.chaos.look import Eye
 from bench.chaos.picture import Picture
@@ -127,7 +127,7 @@ class ChaosRun:
         self._eye, self._load, self._injector, self._freezes = eye, load, injector, freezes
         self._directory, self._population, self._diagnose = directory, population, diagnose
         self._clock, self._sleep, self._commit = clock, sleep, commit
-        self._differences = Differences()
+        self._differences, self._unwoken = Differences(), Unwoken()
         self._last_missing: list[str] = []
         self._waiting_by_design = self._waiting_for_room = 0
         self._fullness = Fullness()
@@ -220,6 +220,7 @@ class ChaosRun:
         good_since: float | None = None
         late: list[str] = []
         self._last_missing = []
+        self._unwoken = Unwoken()  # while the fault was in force, kube-scheduler may have stood still
         while True:
             seconds = self._clock() - begun
             waiting = self._look(judge, allowance)
@@ -241,6 +242,10 @@ class ChaosRun:
         expected, leaving = self._load.expected, self._load.leaving
         judge.add(auditor.broken(picture, expected, allowance))
         judge.add(self._differences.look(picture, self._clock()))
+        judge.add(self._unwoken.look(picture, expected, self._clock()))
+        for uid in self._unwoken.due:
+            if self._load.ask_again(uid):
+                self._unwoken.asked(uid, self._clock())
         waiting = auditor.unsettled(picture, expected, leaving) + self._differences.late
         self._waiting_by_design = auditor.waiting_by_design(picture, expected)
         self._waiting_for_room = auditor.waiting_for_room(picture, expected)

@@ -18,6 +18,7 @@ from bench.chaos.excuses import BUSY_LOAD_PER_CORE, unexcused
 from bench.chaos.faults import Injector, NotPossibleError
 from bench.chaos.freezes import FreezeReport, FreezeWatch
 from bench.chaos.hang import STATE, HungDriver
+from bench.chaos.lasting import ASK_SECONDS
 from bench.chaos.load import LARGEST_PERCENT, Load, order, room_percent
 from bench.chaos.look import clients_of_twin, pod_seen
 from bench.chaos.node import RunningProcess, gate_file, pod_uid_in, twin_file
@@ -103,6 +104,27 @@ def test_pods_that_wait_for_a_neighbours_promise_when_all_has_settled_are_counte
     cluster.promised = 0
     (outcome,) = run.run(3, range(1), QUIET, until=1e9)
     assert outcome.waiting_by_design == 0
+
+
+def test_a_pod_with_room_is_tried_again_as_its_word_may_be_old(cluster: BreakableCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.promised, cluster.has_old_words = 1, True
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert outcome.violations == ()
+    assert outcome.waiting_by_design == 1
+    assert outcome.settled_seconds is not None
+    assert ASK_SECONDS <= outcome.settled_seconds <= ASK_SECONDS + 2
+
+
+def test_a_pod_that_fits_once_it_is_tried_again_should_have_been_woken(
+    cluster: BreakableCluster, tmp_path: Path
+) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.promised, cluster.has_old_words, cluster.binds_asked = 1, True, True
+    (outcome,) = run.run(3, range(1), QUIET, until=1e9)
+    assert outcome.rules == (Rule.UNWOKEN,)
 
 
 def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: BreakableCluster, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITH_AN_END = {
     "self.read(uuid, plan)",
     "self._step(pod, room)",
+    "finish_handovers(self._copies.left(), self._server_answered)",
     "keep_running(name, run, self.state.counts.error)",
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.chaos.auditor import Allowance
 from bench.chaos.faults import Injected, NotPossibleError
 from bench.chaos.freezes import FreezeReport
-from bench.chaos.load import Load
+from bench.chaos.load import ASKED_AGAIN, Load
 from bench.chaos.parts import Component
 from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
 from bench.chaos.plan import PlannedFault
@@ -34,6 +34,9 @@ class StoredPods:
         self.made += 1
         return self.store.respond("POST", path, {}, body)
 
+    def merge(self, path: str, body: dict) -> dict:
+        return self.store.respond("PATCH", path, {}, body)
+
     def delete(self, path: str, body: dict | None = None) -> dict:
         return self.store.respond("DELETE", path, {}, body)
 
@@ -55,6 +58,8 @@ class BreakableCluster:
     room_percent: int | None = None  # pods beyond it wait; memory is as scarce
     placed: dict[str, int] = field(default_factory=dict)
     promised: int = 0  # newest pods that wait since a promise could not be kept
+    has_old_words: bool = False  # of those, until they change; then they are told of the promise
+    binds_asked: bool = False  # the promise could be kept, so that they are bound once they change
     parts: dict[str, Component] = field(default_factory=dict)
     part_pods: tuple[dict, ...] = ()
 
@@ -70,7 +75,12 @@ class BreakableCluster:
         if self.room_percent is not None:
             self._let_wait(pods)
         for uid in list(pods)[len(pods) - self.promised :]:
+            is_asked = ASKED_AGAIN in self._annotations(uid)
+            if is_asked and self.binds_asked:
+                continue
             why = "a tenant could keep only 0.05, 0.08 is promised"
+            if self.has_old_words and not is_asked:
+                why = "the freest has 10 percent free"
             pods[uid] = replace(pods[uid], phase="Pending", gpus=(), is_bound=False, why=why)
         unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
         running = {uid: pod for uid, pod in pods.items() if not pod.is_over and pod.is_bound}
@@ -83,6 +93,9 @@ class BreakableCluster:
             told=clients,
         )
         return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
+
+    def _annotations(self, uid: str) -> dict:
+        return next(x["metadata"]["annotations"] for x in self.api.pods.values() if x["metadata"]["uid"] == uid)
 
     def _let_wait(self, pods: dict[str, PodSeen]) -> None:
         """Place pods while there is room, those that have a place first; the others wait."""
