@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from livereads import LiveReads
+from surroundings import surroundings
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = "gpushare"
@@ -46,7 +47,7 @@ def wait_for(what: str, probe: Callable[[], T | None], *, seconds: float = 60.0,
     deadline = time.monotonic() + seconds
     while not (found := probe()):
         if time.monotonic() > deadline:
-            raise NotYet(f"{what}: not within {seconds:.0f} s")
+            raise NotYet(f"{what}: not within {seconds:.0f} s; {surroundings()}")
         time.sleep(every)
     return found
 
