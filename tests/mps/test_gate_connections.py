@@ -24,8 +24,11 @@ pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 # A process that takes the server's socket and never says its first word there.
 HALF_WAY = """
 import os, pathlib, socket, sys, time
-from gpushare.twin.mps.client import COMPUTE_TYPE, CREDENTIALS, connect, request_server
+from gpushare.twin.mps.client import COMPUTE_TYPE, CREDENTIALS, _ask, connect, request_server
 path = pathlib.Path(sys.argv[1])
+if sys.argv[2] == "sits with its second":  # what it does on the first is in order
+    with request_server(path) as first:
+        _ask(first, {"op": "query"})
 if sys.argv[2] == "sits with two":  # both are ready at once
     both = [connect(path) for _ in range(2)]
     for each in both:
@@ -130,7 +133,9 @@ async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, ten
     sitting.close()
 
 
-@pytest.mark.parametrize("way", ["leaves", "leaves with the pipes", "sits", "sits with two"])
+@pytest.mark.parametrize(
+    "way", ["leaves", "leaves with the pipes", "sits", "sits with two", "sits with its second"]
+)
 async def test_a_process_that_never_speaks_to_the_server_harms_nobody(stage, tenants, way, monkeypatch):
     """Before: the MPS server waited for it for ever, and with that every later process of every pod."""
     decide(stage.gpu, bad=(20, 4096), good=(40, 20000), late=(40, 20000))

@@ -73,7 +73,7 @@ class _Turn:
         delays: CPU waiting time of each of its threads when its turn began.
         listed: whether the server lists it as a client.
         handovers: copies of the sockets handed to it, until the server has received its first message.
-        heard_before: number of first messages of it that the server had received before the turn.
+        heard_before: number of first messages of it that the server had received before these handovers.
     """
 
     process: ProcessKey
@@ -415,6 +415,7 @@ class Gate:
                 with contextlib.suppress(asyncio.CancelledError, MpsError):
                     await listing
         turn.settle()
+        turn.heard_before = self._ledger.heard(pid)
         return pid in self._ledger.note_clients(listed, pid, asked_at)
 
     def _is_over(self, turn: _Turn) -> bool:
