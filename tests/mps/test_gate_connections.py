@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS
 from gpushare.mps.status import HoldReason, RefuseReason
 from gpushare.mps.turns import WASTE_SECONDS
 
-from .conftest import SRC, decide, eventually, speak
+from .conftest import PATIENCE, SRC, decide, eventually, speak
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 
@@ -160,6 +161,35 @@ async def test_a_process_that_never_speaks_to_the_server_harms_nobody(stage, ten
     finally:
         half.kill()
         half.communicate()
+
+
+# A process that is killed within its kernel, before the gate has seen it in the server's list.
+KILLED_AT_ONCE = """
+import os, signal
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps.client import TwinContext
+TwinContext(os.environ, WORKLOADS["montecarlo-fp32"]).launch(1000)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_for_a_process_that_has_spoken_and_is_killed_within_a_kernel_nothing_is_said(
+    stage, tenants, monkeypatch, caplog
+):
+    """Before: the server got the word in the midst of a connection, and did not notice why that was over."""
+    monkeypatch.setattr("gpushare.mps.gate.LISTING_SECONDS", 0.001)
+    decide(stage.gpu, good=(40, 20000), killed=(20, 4096))
+    neighbour = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[neighbour.pid] = "good"
+    await eventually(neighbour.is_connected, "connected")
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "CUDA_MPS_PIPE_DIRECTORY": str(stage.gpu.tenant)}
+    command = [sys.executable, "-c", KILLED_AT_ONCE]
+    killed = await asyncio.to_thread(subprocess.Popen, command, env=environment)
+    stage.pods[killed.pid] = "killed"
+    assert await asyncio.to_thread(killed.wait, PATIENCE) == -signal.SIGKILL
+    await eventually(lambda: neighbour.process.poll() == 1, "its neighbour ended with it")
+    assert "an illegal memory access was encountered" in neighbour.text()
+    assert "said in its place" not in caplog.text
 
 
 async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, tenants, monkeypatch):

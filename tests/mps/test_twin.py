@@ -193,6 +193,22 @@ def test_who_is_killed_within_a_kernel_takes_its_neighbours_along_and_is_not_lis
     until(lambda: twin.server_state(server) is ServerState.ACTIVE, "ACTIVE again")
 
 
+def test_who_is_killed_within_a_kernel_takes_its_neighbours_along_though_somebody_speaks_in_its_place(
+    twin, twin_gpu, server
+):
+    neighbour, (ours, theirs) = context(twin_gpu), socket.socketpair()
+    killed = in_a_kernel(twin_gpu, 600, reads=True, hands_on=theirs)
+    [copy] = socket.recv_fds(ours, 1, 1)[1]
+    until(lambda: killed in twin.run(commands.client_list(server)), "listed")
+    end(killed)
+    with socket.socket(fileno=copy) as kept:
+        kept.send(CREDENTIALS)
+    with pytest.raises(CudaError, match="illegal memory access"):
+        read_on(neighbour)
+    for each in (neighbour, ours, theirs):
+        each.close()
+
+
 def test_who_ends_after_its_kernel_or_is_terminated_within_it_takes_nobody_along(twin, twin_gpu, server):
     neighbour = context(twin_gpu)
     over, asked = in_a_kernel(twin_gpu, 0.5, reads=True), in_a_kernel(twin_gpu, 600, reads=True)
@@ -207,13 +223,15 @@ def test_who_ends_after_its_kernel_or_is_terminated_within_it_takes_nobody_along
     neighbour.close()
 
 
-def in_a_kernel(gpu, seconds: float, *, reads: bool) -> int:
+def in_a_kernel(gpu, seconds: float, *, reads: bool, hands_on: socket.socket | None = None) -> int:
     """Fork a client that launches a kernel of so many seconds, and may never read what the server sends it."""
     pid = os.fork()
     if pid == 0:
         try:
             client = context(gpu)
             client.launch(seconds)
+            if hands_on is not None:
+                socket.send_fds(hands_on, [b"x"], [client.fileno()])
             while True:
                 client.tick(PATIENCE) if reads else time.sleep(1)
         finally:

@@ -90,19 +90,18 @@ class _Turn:
     def mute(self, heard: int | None) -> list[Handover]:
         """Return the handovers whose first message the client has not sent.
 
-        A process that has ended sends none any more. A living one sends them in the order of the handovers; if the
-        server's log never reports such messages, it is assumed to have sent them. A message that was sent but not
-        read yet counts as sent.
+        They are sent in the order of the handovers. If the server's log never reports such messages, a living
+        process is assumed to have sent them, and one that has ended not to. A message that was sent but not read
+        yet counts as sent.
 
         Args:
             heard: number of first messages of the process in the server's log; None if the log has none at all.
         """
         left = [each for each in self.handovers if not each.has_spoken]
-        if not is_alive(*self.process):
-            return [each for each in left if not each.is_unread]
         if heard is None:
-            return []
-        mute = left[max(0, heard - (self.heard_before or 0)) :]
+            mute = [] if is_alive(*self.process) else left
+        else:
+            mute = left[max(0, heard - (self.heard_before or 0)) :]
         return [each for each in mute if not each.is_unread]
 
     def settle(self) -> None:

@@ -280,7 +280,10 @@ class TwinServer:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             _tell(client.socket, {"event": "ended", "error": f"bad request: {error}"})
-            self._drop(client)
+            if is_alive(client.sender):
+                self._drop(client)
+            else:  # said in its place
+                self._leave(client)
             return
         if answer is not None:
             _tell(client.socket, answer)
