@@ -22,9 +22,9 @@ def class_of_annotation(pod: ManagedPod) -> Terms:
 
 
 def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, Decisions]:
-    """Return each GPU's decisions: one for every managed pod that runs or may start on it."""
+    """Return each GPU's decisions: one for every managed pod that runs, or may start, or still ends on it."""
     by_gpu: dict[str, dict[str, PodDecision]] = {uuid: {} for uuid in state.gpus}
-    for pod in sorted(state.pods.values(), key=lambda each: each.uid):
+    for pod in sorted([*state.pods.values(), *state.forgotten()], key=lambda each: each.uid):
         if pod.is_over or pod.decision is None:
             continue
         ceilings = PodDecision(

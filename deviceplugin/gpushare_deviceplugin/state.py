@@ -16,6 +16,8 @@ from gpushare_deviceplugin.pods import ManagedPod, end_of_clients
 
 _log = logging.getLogger(__name__)
 _WAITING: Final = frozenset({"", "Pending"})
+# From when the API server has forgotten a pod that was deleted by force; the gate has stopped its clients by then.
+FORGOTTEN_SECONDS: Final = 10.0
 PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation much sooner; by then the pod was refused
 
 CLOCK_SECONDS: Final = 1.0  # a deletion's time is in whole seconds; clocks that NTP keeps differ by far less
@@ -104,6 +106,7 @@ class NodeState:
         self.unreadable: dict[str, str] = {}
         self._listed: frozenset[str] = frozenset()  # uids that kubelet's last list names
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
+        self._forgotten: dict[str, tuple[ManagedPod, float]] = {}
         self._reported: set[tuple[str, str]] = set()
         self._clock, self._wall = clock, wall
         self._is_clock_behind = False
@@ -212,11 +215,25 @@ class NodeState:
         self._is_clock_behind = is_behind
 
     def drop_pod(self, uid: str) -> None:
-        """Forget a pod that is gone from the API."""
-        if self.pods.pop(uid, None) is not None:
+        """Forget a pod that is gone from the API.
+
+        Its clients are still to be ended if it was being deleted and had not ended: a forced deletion takes it
+        from the API at once, and kubelet kills it seconds later (docs/adr/0259).
+        """
+        pod = self.pods.pop(uid, None)
+        if pod is not None:
+            if pod.ends_at is not None and not pod.is_over:
+                ends_at = min(pod.ends_at, self._wall())
+                self._forgotten[uid] = replace(pod, ends_at=ends_at), self._clock() + FORGOTTEN_SECONDS
             self._presumed.pop(uid, None)
             self._reported = {(pod_uid, problem) for pod_uid, problem in self._reported if pod_uid != uid}
             self.touch()
+
+    def forgotten(self) -> list[ManagedPod]:
+        """Return the pods that were deleted by force moments ago: gone from the API, perhaps still at work."""
+        now = self._clock()
+        self._forgotten = {uid: each for uid, each in self._forgotten.items() if now < each[1]}
+        return [pod for uid, (pod, _) in self._forgotten.items() if uid not in self.pods]
 
     def allocated(self, pod: ManagedPod) -> Mapping[str, int] | None:
         """Return the shares by GPU that kubelet gave the pod; None if it has none (yet).

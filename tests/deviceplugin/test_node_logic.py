@@ -30,7 +30,7 @@ from gpushare_deviceplugin.gates import (
     mps_status,
     notices,
 )
-from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState, problem_in_words
+from gpushare_deviceplugin.state import FORGOTTEN_SECONDS, PRESUMED_SECONDS, NodeState, problem_in_words
 from gpushare_deviceplugin.status import LOOK_SECONDS, GpuMeasure, StatusWriter, TenantMeasure, build_status
 
 
@@ -78,6 +78,43 @@ class TestDecisions:
             deletion = {"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}
             state.put_pod(make_pod("a", phase="Running", metadata=deletion))
             assert state.pods["uid-a"].ends_at == ends_at
+
+    @pytest.mark.parametrize(("grace", "phase"), [(0, "Running"), (30, "Running"), (0, "Pending")])
+    def test_a_pod_deleted_by_force_is_ended_at_once_though_the_api_has_forgotten_it(
+        self, state: NodeState, clock: Clock, monkeypatch: pytest.MonkeyPatch, grace: int, phase: str
+    ) -> None:
+        """Before: kubelet killed it seconds later, with a kernel under way, which ended its neighbours."""
+        monkeypatch.setattr(state, "_wall", lambda: 1000.0)
+        state.put_pod(make_pod("a", phase=phase))
+        deletion = {
+            "deletionTimestamp": f"1970-01-01T00:16:{40 + grace % 20}Z",
+            "deletionGracePeriodSeconds": grace,
+        }
+        state.put_pod(make_pod("a", phase=phase, metadata=deletion))
+        state.drop_pod("uid-a")
+        assert not state.pods
+        assert decide(state)[GPU_A].pods["uid-a"].ends_at == 1000.0
+        clock.now += FORGOTTEN_SECONDS
+        assert decide(state)[GPU_A].pods == {}
+
+    def test_a_pod_that_only_leaves_the_watch_or_has_ended_is_not_ended_again(self, state: NodeState) -> None:
+        """Its label may have been taken off: it runs on. Whoever has ended has no clients left."""
+        deletion = {"deletionTimestamp": "1970-01-01T00:16:40Z", "deletionGracePeriodSeconds": 0}
+        state.put_pod(make_pod("unlabelled", phase="Running"))
+        state.put_pod(make_pod("ended", phase="Succeeded", metadata=deletion))
+        for name in ("unlabelled", "ended"):
+            state.drop_pod(f"uid-{name}")
+        assert decide(state)[GPU_A].pods == {}
+
+    def test_a_pod_that_a_list_brings_back_is_decided_as_the_list_has_it(
+        self, state: NodeState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(state, "_wall", lambda: 1000.0)
+        deletion = {"deletionTimestamp": "1970-01-01T00:17:10Z", "deletionGracePeriodSeconds": 30}
+        state.put_pod(make_pod("a", phase="Running", metadata=deletion))
+        state.drop_pod("uid-a")
+        state.put_pod(make_pod("a", phase="Running", metadata=deletion))
+        assert decide(state)[GPU_A].pods["uid-a"].ends_at == 1027.0
 
     def test_decisions_that_are_gone_from_the_disk_are_written_again(
         self, state: NodeState, tmp_path: Path
