@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpushare.core.api import GpuShare, PodView, Reason, Rejection, names
-from gpushare.core.placement import Placement, PlacementRequest, Settings
+from gpushare.core.placement import Candidates, Placement, PlacementRequest, Settings
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.reduce import NodeView, reduce_gpunode
 from gpushare.kube import Change
@@ -289,6 +289,21 @@ def test_a_profile_opens_a_gpu_after_the_wall_clock_was_set_too(cluster: Cluster
     counters = WORKLOADS["latency-probe"].solo.as_dict()
     cluster.put_share("job-new", "new", profile={"gpuModel": MODEL, "counters": counters, "windowSeconds": 10.0})
     assert "n2" not in cluster.refusals("other")
+
+
+@pytest.mark.parametrize("by", [3600.0, -3600.0])
+def test_a_pod_that_is_asked_about_while_the_clock_is_set_keeps_its_window(cluster: Cluster, by: float) -> None:
+    """Before: whoever was asked about just then had no reservation for a moment, so its window did not move."""
+    unbound = PodView.from_object(cluster.pods["new-1"])
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.now += 10.0
+    cluster.clock_set = by
+    found = cluster.ledger.candidates(unbound, ["n1", "n2"])  # kube-scheduler's watch is late
+    assert isinstance(found, Candidates)
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
+    cluster.now += 291.0
+    assert cluster.refusals("other") == {}
 
 
 def test_who_was_asked_about_is_told_by_no_wall_clock(cluster: Cluster) -> None:

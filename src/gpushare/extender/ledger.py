@@ -419,14 +419,15 @@ class ShareLedger:
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request
+        context = self.context  # first, as it moves the windows of pods with a reservation if the clock was set
         reservation = self.state.reservation(pod.uid)
         if reservation is None or pod.uid in self.binding or not self.may_be_bound(pod.uid):
-            return survey(request, self.context, node_names)
+            return survey(request, context, node_names)
         node = reservation.placement.node
         asked = node_names.names if isinstance(node_names, NodeList) else node_names
         self.state.release(pod.uid)
         try:
-            return survey(request, self.context, [node] if node in asked else [])
+            return survey(request, context, [node] if node in asked else [])
         finally:
             self.state.reserve(pod.uid, reservation.placement, reservation.request, reservation.order)
 
