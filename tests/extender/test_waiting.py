@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 import sys
+import time
 
 import pytest
 
@@ -130,6 +131,49 @@ def test_room_that_appears_while_many_are_looked_at_is_for_all_of_them(waiting, 
     for second in (22, 23):
         waiting.due(second, lambda _: False)
     assert names(waiting.due(24, always)) == ([f"large{index}" for index in range(MAX_TOUCHES)] if again else [])
+
+
+@pytest.mark.parametrize("room_again", [False, True])
+def test_a_round_without_time_for_all_is_gone_on_with_in_the_next_second(waiting, room_again):
+    for index in range(10):
+        waiting.refused(pod(f"large{index}"), index / 1000)
+    waiting.room(10)
+    looked = []
+
+    def fits(one):
+        looked.append(one.name)
+        return False
+
+    for second in range(20, 25):
+        waiting.due(second, fits, lambda: len(looked) % 2 == 1)
+        if room_again:
+            waiting.room(second + 0.5)
+    assert looked == [f"large{index}" for index in range(10)]
+
+
+async def test_a_round_ends_after_some_milliseconds_where_each_check_takes_long(
+    cluster, serve_cluster, monkeypatch
+):
+    """Before: with 500 nominated pods a round of 200 checks stopped the event loop for seconds."""
+    cluster.add_node("n1", gpus=1)
+    now, looked = [time.monotonic()], []
+
+    def fits(one):
+        looked.append(one.name)
+        now[0] += 0.02
+        return False
+
+    async with serve_cluster(cluster, lambda: now[0]) as running:
+        extender = running.extender
+        monkeypatch.setattr(extender.ledger, "fits_somewhere", fits)
+        for index in range(10):
+            extender.waiting.refused(pod(f"p{index}"), now[0])
+        extender.waiting.room(now[0])
+        now[0] += 5.0
+        await extender.wake()
+        assert len(looked) == 3
+        await extender.wake()
+        assert looked == [f"p{index}" for index in range(6)]
 
 
 @pytest.mark.parametrize("count", [1, 2 * MAX_EXAMINED])

@@ -28,7 +28,7 @@ from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.recapping import CapChanger
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
-from gpushare.extender.waiting import WaitingPods
+from gpushare.extender.waiting import EXAMINING_SECONDS, WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, Retryable, current_namespace
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import HttpAnswer, MetricsAndProbes, Route, metrics_route, probe_route
@@ -244,7 +244,10 @@ class Extender:
         self.ledger.begin_round()
         pods = self.ledger.pods
         self.waiting.prune(lambda uid: uid in pods and pods[uid].node is None, self._clock())
-        for pod in self.waiting.due(self._clock(), self.ledger.fits_somewhere):
+        began = self._clock()
+        for pod in self.waiting.due(
+            began, self.ledger.fits_somewhere, lambda: self._clock() - began < EXAMINING_SECONDS
+        ):
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             body = {"metadata": {"uid": pod.uid, "annotations": {names.ROOM_SINCE: stamp}}}
             try:
