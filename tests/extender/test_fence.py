@@ -6,7 +6,7 @@ import copy
 import pytest
 
 from gpushare.core.api import PodView
-from gpushare.extender.fence import Fence
+from gpushare.extender.fence import PASSING_SECONDS, Fence
 from gpushare.kube import GPUNODES, NODES, PODS, Change
 
 SOON = 60.0
@@ -76,6 +76,69 @@ async def test_waiters_for_different_gpus_pass_one_after_the_other():
     assert len(done) == len(pending) == 1
     fence.allocated("b" if first in done else "c")
     await asyncio.wait_for(pending.pop(), SOON)
+
+
+async def test_those_that_wait_go_in_the_order_in_which_they_came():
+    """Before: in no order, so that who came first could come to its time-out behind all others."""
+    fence = Fence()
+    await fence.enter("a", "n", 25, ("g0",))
+    waiting = {f"p{index}": await start(fence, f"p{index}", gpus=(f"g{index + 1}",)) for index in range(8)}
+    previous = "a"
+    for uid, task in waiting.items():
+        fence.allocated(previous)
+        await asyncio.wait(waiting.values(), timeout=0)
+        assert [each for each, other in waiting.items() if other.done() and each not in fence.settled] == [uid]
+        await task
+        previous = uid
+
+
+async def test_a_stream_of_pods_that_need_not_wait_passes_for_a_while_only(turn):
+    """Before: who needed another GPU came to its time-out again and again while the stream went on."""
+    fence = Fence(timeout_seconds=10)
+    fence.expect("p0", "n", 25, ("g0",))
+    other = await start(fence, "other", gpus=("g1",))
+    for number in range(1, 18):
+        newcomer = await start(fence, f"p{number}")
+        fence.allocated(f"p{number - 1}")
+        await turn(0.5)
+        if other.done():
+            break
+        assert newcomer.done()
+    assert number * 0.5 == PASSING_SECONDS + 0.5
+    await other
+    assert not newcomer.done()
+    assert fence.blockers(f"p{number}", "n", 25, ("g0",)) == ["other"]
+    fence.allocated("other")
+    await asyncio.wait_for(newcomer, SOON)
+
+
+async def test_a_pod_whose_binding_was_not_answered_passes_those_that_wait_for_it(turn):
+    fence = Fence(timeout_seconds=10)
+    await fence.enter("a", "n", 25, ("g0",))
+    waiting = await start(fence, "b", gpus=("g1",))
+    await turn(PASSING_SECONDS)
+    again = await start(fence, "a")
+    assert again.done()
+    fence.allocated("a")
+    await asyncio.wait_for(waiting, SOON)
+
+
+async def test_who_waited_behind_a_pod_that_gave_up_goes_on(turn):
+    fence = Fence(timeout_seconds=10)
+    await fence.enter("a", "n", 25, ("g0",))
+    first = await start(fence, "first", gpus=("g1",))
+    await turn(PASSING_SECONDS)
+    second = await start(fence, "second", gpus=("g0",))
+    smaller = await start(fence, "smaller", size=20, gpus=("g0",))
+    assert smaller.done(), "of another size"
+    assert not second.done()
+    await turn(10 - PASSING_SECONDS)
+    with pytest.raises(TimeoutError):
+        await first
+    await turn(0)
+    assert second.done()
+    await second
+    assert fence._waiters == {}
 
 
 async def test_a_pod_that_goes_away_blocks_nobody():

@@ -3,19 +3,20 @@
 Two pods of the same size that are bound to one node but decided for different GPUs could swap GPUs, because
 kubelet tells the device plugin only how many units it wants. So the second is bound only after the first has been
 allocated. Likewise where their memory limits differ, else neither container could be told its own (docs/adr/0250).
-Pods of the same limit for the same GPU, of other sizes, or on other nodes do not wait.
+Pods of the same limit for the same GPU, of other sizes, or on other nodes do not wait. Those that wait go in the
+order in which they came. Others that need not wait may pass them for a while only: a stream of these, each bound
+before the one before it is allocated, would keep the fence closed.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 FENCE_TIMEOUT_SECONDS: Final = 10.0  # kubelet usually allocates within a few hundred ms (docs/design.md 2.2)
-
-
 ANNOUNCED_SECONDS: Final = 1.0  # kube-scheduler binds some ms after filter, or not at all
+PASSING_SECONDS: Final = 3.0  # others pass a waiter for so long: more than a burst takes, less than its time-out
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,23 @@ class _PendingAllocation:
     gpu_uuids: tuple[str, ...]
     memory_mib: int
 
-    def is_alike(self, gpu_uuids: Sequence[str], memory_mib: int) -> bool:
-        """Return whether it does not matter which of two pods of this size an Allocate call is for."""
-        return set(self.gpu_uuids) == set(gpu_uuids) and self.memory_mib == memory_mib
+    def blocks(self, size: int, gpu_uuids: Sequence[str], memory_mib: int) -> bool:
+        """Return whether an Allocate call for another such pod of its node could be taken for its own."""
+        is_alike = set(self.gpu_uuids) == set(gpu_uuids) and self.memory_mib == memory_mib
+        return self.size == size and not is_alike
+
+
+@dataclass(slots=True)
+class _PendingEntry:
+    """A pod at the fence.
+
+    Attributes:
+        since: when it came, by the event loop's clock.
+    """
+
+    allocation: _PendingAllocation
+    since: float
+    woken: asyncio.Future[None]
 
 
 class Fence:
@@ -50,7 +65,8 @@ class Fence:
         self._by_node: dict[str, set[str]] = {}
         self._announced: dict[str, _Announced] = {}
         self._allocated: set[str] = set()
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[str, dict[str, _PendingEntry]] = {}
+        """By node and pod uid, in the order in which they came."""
 
     def announce(self, pod_uid: str, node: str, size: int, now: float) -> None:
         """Record that kube-scheduler will soon bind the pod to the node, so that others can avoid it."""
@@ -107,11 +123,22 @@ class Fence:
         """Return the uids of the pods that must be allocated before this one may be bound."""
         return sorted(
             uid
-            for uid in self._by_node.get(node, ())
-            if uid != pod_uid
-            and (other := self._expected[uid]).size == size
-            and not other.is_alike(gpu_uuids, memory_mib)
+            for uid, other in (*self._expected_on(node), *self._long_before(pod_uid, node))
+            if uid != pod_uid and other.blocks(size, gpu_uuids, memory_mib)
         )
+
+    def _expected_on(self, node: str) -> Iterator[tuple[str, _PendingAllocation]]:
+        return ((uid, self._expected[uid]) for uid in self._by_node.get(node, ()))
+
+    def _long_before(self, pod_uid: str, node: str) -> Iterator[tuple[str, _PendingAllocation]]:
+        """Yield the pods that came to the fence before this one and may be passed no longer.
+
+        None for a pod that is bound anew because its first request was not answered: they may wait for it.
+        """
+        for uid, waiter in self._waiters.get(node, {}).items() if pod_uid not in self._expected else ():
+            if uid == pod_uid or asyncio.get_running_loop().time() - waiter.since < PASSING_SECONDS:
+                break
+            yield uid, waiter.allocation
 
     def busy(self, size: int) -> dict[str, tuple[str, ...] | None]:
         """Return the nodes where pods of this size await allocation, with their GPUs; None if the GPUs differ."""
@@ -131,18 +158,18 @@ class Fence:
         Raises:
             TimeoutError: pods before it were not allocated in time.
         """
-        async with asyncio.timeout(self.timeout_seconds):
-            while self.blockers(pod_uid, node, size, gpu_uuids, memory_mib):
-                future = asyncio.get_running_loop().create_future()
-                waiters = self._waiters.setdefault(node, set())
-                waiters.add(future)
-                try:
-                    await future
-                finally:
-                    waiters.discard(future)
-                    if not waiters:
-                        self._waiters.pop(node, None)
-            self.expect(pod_uid, node, size, gpu_uuids, memory_mib)
+        loop, wanted = asyncio.get_running_loop(), _PendingAllocation(node, size, tuple(gpu_uuids), memory_mib)
+        came_at = loop.time()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                while self.blockers(pod_uid, node, size, gpu_uuids, memory_mib):
+                    waiter = _PendingEntry(wanted, came_at, loop.create_future())
+                    self._waiters.setdefault(node, {})[pod_uid] = waiter  # it keeps its place
+                    await waiter.woken
+                self.expect(pod_uid, node, size, gpu_uuids, memory_mib)
+        finally:
+            if self._waiters.get(node, {}).pop(pod_uid, None) is not None:
+                self._wake(node)  # those that did not pass it
 
     def _remove(self, pod_uid: str) -> None:
         known = self._expected.pop(pod_uid, None)
@@ -152,6 +179,13 @@ class Fence:
         uids.discard(pod_uid)
         if not uids:
             del self._by_node[known.node]
-        for future in self._waiters.get(known.node, ()):
-            if not future.done():
-                future.set_result(None)
+        self._wake(known.node)
+
+    def _wake(self, node: str) -> None:
+        """Let those that wait on a node look again, in the order in which they came."""
+        waiters = self._waiters.get(node, {})
+        for waiter in waiters.values():
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+        if not waiters:
+            self._waiters.pop(node, None)
