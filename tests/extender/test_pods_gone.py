@@ -3,11 +3,16 @@
 import copy
 import gc
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from gpushare.kube import GPUNODES, GPUSHARES, PODS
+import pytest
+
+from gpushare.core.api import names
+from gpushare.core.control import SILENT_SECONDS
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
 from gpushare.twin.contention import WORKLOADS
 
 from .conftest import ApiWithKubelet, Served, served
@@ -87,6 +92,42 @@ async def test_pods_that_are_gone_are_named_nowhere(cluster: ApiWithKubelet) -> 
         *gone, here = churn.uids
         assert here in words
         assert words.isdisjoint(gone)
+
+
+async def test_nodes_that_are_gone_are_named_nowhere(
+    cluster: ApiWithKubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before: sick GPUs, nodes whose agents were silent and nodes without readings were remembered for ever."""
+    caplog.set_level(logging.ERROR)  # records have names too
+    async with served(cluster) as running:
+        ledger = running.extender.ledger
+        for number in range(3):
+            name = f"gone-{number}"
+            cluster.add_node(name, model=H200)
+            node = copy.deepcopy(cluster.objects[GPUNODES][name])
+            node["status"]["gpus"][0]["health"] = "Unhealthy"
+            node["status"]["conditions"] = [{"type": names.READING_CONDITIONS[0], "status": "False"}]
+            node["status"]["observedAt"] = "2026-11-28T00:00:00Z"
+            cluster.put(GPUNODES, node)
+            await cluster.settle()
+            for now in (0.0, 2 * SILENT_SECONDS):
+                ledger.listen(now)
+            assert name in ledger.silent
+            changed = copy.deepcopy(node)
+            changed["status"]["gpus"][0]["uuid"] += "-replaced"
+            cluster.put(GPUNODES, changed)
+            await cluster.settle()
+            cluster.remove(GPUNODES, name)
+            cluster.remove(NODES, name)
+            await cluster.settle()
+            ledger.listen(3 * SILENT_SECONDS)
+        cluster.add_node("n1", model=H200)  # the last that the watches have shown
+        await cluster.settle()
+        extender = running.extender
+        parts = (extender.ledger, extender.waiting, extender.caps, extender.explainer, extender.blind)
+        words = {one for one in reached(parts, [cluster, cluster.store]) if isinstance(one, str)}
+        assert "GPU-n1-0" in words
+        assert [one for one in words if "gone-" in one] == []
 
 
 async def test_ten_times_as_many_pods_leave_no_more_than_a_few(cluster: ApiWithKubelet, monkeypatch) -> None:

@@ -105,3 +105,26 @@ def test_an_agent_that_reports_ever_new_models_does_not_make_the_tables_grow() -
     assert row is not None
     assert {state.model_names[int(model)] for model in state.model_ids[:, row]} == {""}
     assert state.accepted_model_ids(["H200", "model 19 3"]) == [0]
+
+
+def test_how_a_node_and_its_gpus_are_is_remembered_while_they_are_in_the_cluster_only() -> None:
+    """Before: for ever, and an agent may list other sick GPUs in each write."""
+    state = ClusterState([node("a", gpus=2)])
+    state.set_health("GPU-a-0", healthy=False)
+    state.set_health("GPU-a-1", healthy=False)
+    state.set_reading("a", works=False)
+    state.update_node(node("a", gpus=1))
+    row = state.row("a")
+    assert row is not None
+    assert not state.healthy[0, row], "it is still listed"
+    assert state.unreadable[row]
+    state.update_node(node("a", gpus=2))
+    assert state.healthy[:, row].tolist()[:2] == [False, True], "whoever lists a GPU again says how it is"
+    state.set_silence("a", 150)
+    state.remove_node("a")
+    state.add_node(node("a", gpus=2))
+    row = state.row("a")
+    assert row is not None
+    assert state.healthy[:, row].tolist()[:2] == [True, True]
+    assert not state.unreadable[row]
+    assert not state.silent_seconds[row]

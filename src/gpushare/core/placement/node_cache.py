@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushare.core.placement.row_changes import RowTable
 from gpushare.core.placement.shapes import Shape
-from gpushare.core.placement.state import MAX_TABLES, ClusterState, IntArray, RowTable
+from gpushare.core.placement.state import MAX_TABLES, ClusterState, IntArray
 
 Values = NDArray[Any]
 

@@ -1,5 +1,6 @@
 """The rows of a cluster's state that changed lately: what is computed by row is updated only there."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -9,6 +10,16 @@ CHANGES_PER_ROW: Final = 16
 LEAST_CHANGES: Final = 256
 """Most changes that are listed: so many for each row, and so many more. By then most rows have changed, and an
 update costs what computing everything anew does."""
+
+
+@dataclass(slots=True)
+class RowTable:
+    """One value per node, cached between decisions; stale if token or epoch differ, or rows changed since."""
+
+    values: NDArray[np.float64] | NDArray[np.int64]
+    token: object
+    epoch: int
+    seen: int
 
 
 class RowChanges:

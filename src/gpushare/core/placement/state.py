@@ -7,7 +7,7 @@ contiguous memory. A slot that a node does not have is `present == False` with n
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.closed_gpus import ClosedGpu, ClosedGpus, ProbationTerm
 from gpushare.core.placement.reservations import Journal, Reservation, Snapshot
-from gpushare.core.placement.row_changes import RowChanges
+from gpushare.core.placement.row_changes import RowChanges, RowTable
 from gpushare.core.placement.shapes import (
     GPU_MILLI,
     MILLI_PER_PERCENT,
@@ -63,16 +63,6 @@ MAX_TABLES: Final = 1024
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class RowTable:
-    """One value per node, cached between decisions; stale if token or epoch differ, or rows changed since."""
-
-    values: NDArray[np.float64] | NDArray[np.int64]
-    token: object
-    epoch: int
-    seen: int
 
 
 class ClusterState:
@@ -180,13 +170,24 @@ class ClusterState:
         if self._specs.get(spec.name) == spec:
             return
         if spec.name in self._rows:
-            self.remove_node(spec.name)
+            lost = set(self._uuids[self._rows[spec.name]]).difference(gpu.uuid for gpu in spec.gpus)
+            self._take_out(spec.name)
+            self._unhealthy -= lost
         self.add_node(spec)
 
     def remove_node(self, name: str) -> None:
-        """Remove a node if it is known; its pods keep their reservations and count again if it returns."""
+        """Remove a node if it is known, and forget how it and its GPUs are.
+
+        Its pods keep their reservations and count again if it returns.
+        """
         if name not in self._rows:
             return
+        self._unhealthy.difference_update(self._uuids[self._rows[name]])
+        self._silent_seconds.pop(name, None)
+        self._unreadable.discard(name)
+        self._take_out(name)
+
+    def _take_out(self, name: str) -> None:
         self._refuse_in_snapshot()
         self.nodes_version += 1
         row = self._rows[name]
