@@ -362,6 +362,27 @@ async def test_a_pod_allocated_before_its_binding_was_seen_on_the_watch_is_not_w
     assert ledger.fence.blockers("b", "n1", 20, ("GPU-n1-1",)) == []
 
 
+async def test_an_agent_that_lists_a_pod_of_another_node_does_not_open_that_nodes_fence(running):
+    """Before: it did, even for a pod that was not bound yet, and two pods could get each other's GPU."""
+    cluster, fence = running.cluster, running.extender.ledger.fence
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.6")
+    await cluster.settle()
+    allocate_by_gpunode(cluster, "n2", *(cluster.pod(name)["metadata"]["uid"] for name in ("a", "b")))
+    await cluster.settle()
+    assert fence.settled == set()
+    assert await running.bind("a", "n1") == ""
+    await cluster.settle()
+    allocate_by_gpunode(cluster, "n2", cluster.pod("a")["metadata"]["uid"])
+    await cluster.settle()
+    waiting = asyncio.create_task(running.bind("b", "n1"))
+    await until_held(running, "b")
+    await cluster.settle()
+    assert not waiting.done()
+    cluster.allocate("a")
+    assert await asyncio.wait_for(waiting, SOON) == ""
+
+
 def fail_gpu(cluster) -> None:
     node = copy.deepcopy(cluster.objects[GPUNODES]["n1"])
     for gpu in node["status"]["gpus"]:

@@ -285,7 +285,8 @@ class ShareLedger:
             self.on_room()
         if before is None or before.allocated != view.allocated:
             for uid in view.allocated:
-                if uid in self.pods or self.state.reservation(uid) is not None:  # not a pod that has just gone
+                known = self.state.reservation(uid)  # not a pod that has just gone, nor another node's
+                if known is not None and known.placement.node == key:
                     self.fence.allocated(uid)
         self._undecided.place_all(key, view.allocated)
 
