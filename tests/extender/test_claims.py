@@ -328,6 +328,26 @@ async def test_an_agent_that_lists_another_nodes_gpu_takes_nothing_from_it(runni
     assert ledger.claims.contested() == ()
 
 
+async def test_a_round_over_many_contested_gpus_compares_each_once(running: Any, monkeypatch: Any) -> None:
+    """Before: each told one with all others, seconds of each second where 500 nodes came with new names."""
+    ledger, compared, equals = running.extender.ledger, [0], ContestedGpu.__eq__
+
+    def counted(one: ContestedGpu, other: object) -> bool:
+        compared[0] += 1
+        return equals(one, other)
+
+    for number in range(200):
+        ledger.claims.put(view(f"thief-{number}", "GPU-n1-0"))
+    now, events = [1000.0], Events()
+    explainer = Explainer(events, ledger, lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(200):
+        await explainer.round()
+    assert len(events.bodies) == 200
+    monkeypatch.setattr(ContestedGpu, "__eq__", counted)
+    await explainer.round()
+    assert compared[0] <= 400
+
+
 def list_another(cluster: Any, node: str, gpu: str, **metadata: str) -> None:
     """Let a node list a GPU, as unhealthy, besides its own."""
     known = cluster.objects[GPUNODES].get(node, {"status": {"gpus": []}})

@@ -86,7 +86,7 @@ class Explainer:
     async def _tell_of_contested(self) -> None:
         """Write an event for a node that lists another's GPU; at most one a round, as an agent may list many."""
         now = self._clock()
-        contested = self._ledger.claims.contested()
+        contested = dict.fromkeys(self._ledger.claims.contested())
         self._told_of = {each: at for each, at in self._told_of.items() if each in contested}
         due = [each for each in contested if now - self._told_of.get(each, float("-inf")) >= CONTESTED_SECONDS]
         for each in due[:1]:
