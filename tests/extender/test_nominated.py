@@ -154,6 +154,18 @@ async def test_room_beside_a_victim_that_is_still_ending_is_kept_too(preempting:
     assert await refusal(preempting, "low-c") == KEPT
 
 
+@pytest.mark.parametrize(("overdue", "kept"), [(3500, KEPT), (3700, "")])
+async def test_a_victim_that_does_not_end_keeps_room_for_an_hour_only(
+    preempting: Any, overdue: float, kept: str
+) -> None:
+    """Before: for ever, as each word that kube-scheduler writes of the nominated pod renews the nomination."""
+    cluster = preempting.cluster
+    ask_to_leave(cluster, "low-a", kills_in=-overdue)
+    run_on(cluster, "more", "0.3", 1)
+    cluster.make_pod("low-c", "0.3")
+    assert await refusal(preempting, "low-c") == kept
+
+
 @pytest.mark.parametrize(("priority", "kept"), [(9, KEPT), (10, KEPT), (11, "")])
 async def test_it_counts_for_others_of_equal_or_lower_priority(preempting: Any, priority: int, kept: str) -> None:
     preempting.cluster.make_pod("next", "0.55", priority=priority)

@@ -44,6 +44,7 @@ from gpushare.core.placement import (
     WindowStarts,
     bound_request,
     in_order_of_claim,
+    in_order_of_end,
     known_of,
     nodes_by_decision,
     parse_settings,
@@ -285,6 +286,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
             uncounted[placement.node] += len(lost) * request.share_milli // MILLI_PER_PERCENT
         kept.append((request, placement))
     unreadable = frozenset(node.name for node in gpunodes if not node.status.can_read)
+    now = time.time() if objects.read_at is None else objects.read_at
     return LiveCluster(
         tuple(found),
         tuple(kept),
@@ -301,10 +303,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
         since,
         models,
         tuple(nominated),
-        {
-            node: [pod.key for pod in sorted(pods, key=lambda pod: (pod.deletion_at, pod.uid))]
-            for node, pods in leaving.items()
-        },
+        {node: [pod.key for pod in in_order_of_end(pods, now, unix_seconds)] for node, pods in leaving.items()},
     )
 
 

@@ -14,6 +14,7 @@ from gpushare.core.placement import (
     NominatedPod,
     PlacementRequest,
     WaitingPod,
+    in_order_of_end,
     places_on,
 )
 from gpushare.runtime.moments import unix_seconds
@@ -105,9 +106,8 @@ class NominatedPods:
             if isinstance(request, PlacementRequest):
                 since = unix_seconds(pod.nominated_at) if pod.nominated_at else math.inf
                 nominated.append(NominatedPod(WaitingPod(request, pod.key), node, since))
-        leaving = self._leaving.get(node, {})
-        in_order = sorted(leaving, key=lambda uid: (leaving[uid].deletion_at, uid))
-        return places_on(node, nominated, in_order, context)
+        leaving = in_order_of_end(self._leaving.get(node, {}).values(), context.now, unix_seconds)
+        return places_on(node, nominated, [pod.uid for pod in leaving], context)
 
 
 def _tell(before: tuple[KeptGpus, ...], after: tuple[KeptGpus, ...]) -> None:

@@ -22,7 +22,7 @@ from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of, with_joint_profile
-from gpushare.core.placement.nominated import NominatedPod, nominating, places_on
+from gpushare.core.placement.nominated import NominatedPod, in_order_of_end, nominating, places_on
 from gpushare.core.placement.owners import in_order_of_claim, nodes_by_decision
 from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.probation import (
@@ -114,6 +114,7 @@ __all__ = [
     "explain",
     "fragmented_milli",
     "in_order_of_claim",
+    "in_order_of_end",
     "is_due",
     "known_of",
     "lost_place",

@@ -9,14 +9,14 @@ Nothing is stored between calls: a place follows from which pods are nominated, 
 deleted, so every replica and `plan` have the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
 import numpy as np
 
-from gpushare.core.api import Rejection
+from gpushare.core.api import PodView, Rejection
 from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.keeping import KeptGpus
 from gpushare.core.placement.search import fit
@@ -25,7 +25,10 @@ from gpushare.core.placement.whatif import WaitingPod
 
 LONGEST_SECONDS: Final = 3600.0
 """How long a nomination counts. kube-scheduler tries a pod again within 300 s, and prepares its volumes for 600 s
-at most before it binds it, so an older nomination was left behind, or its victims do not end."""
+at most before it binds it, so an older nomination was left behind.
+
+Nor does a victim count that is still there so long after kubelet should have killed it: it does not end, while
+each word that kube-scheduler writes of the nominated pod renews the nomination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,17 @@ class NominatedPod:
     pod: WaitingPod
     node: str
     since: float
+
+
+def in_order_of_end(pods: Iterable[PodView], now: float, unix_seconds: Callable[[str], float]) -> list[PodView]:
+    """Return the pods that are being deleted, in the order in which kubelet kills them, without those that stay.
+
+    Args:
+        now: Unix time.
+        unix_seconds: reads a time of the API.
+    """
+    ending = [pod for pod in pods if now - unix_seconds(pod.deletion_at) <= LONGEST_SECONDS]
+    return sorted(ending, key=lambda pod: (pod.deletion_at, pod.uid))
 
 
 def nominating(
