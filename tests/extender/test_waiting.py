@@ -20,6 +20,7 @@ from gpushare.extender.waiting import (
     GRACE_SECONDS,
     MAX_EXAMINED,
     MAX_TOUCHES,
+    OLD_WORDS_SECONDS,
     PATIENCE_SECONDS,
     STALE_SECONDS,
     WaitingPods,
@@ -131,6 +132,37 @@ def test_room_that_appears_while_many_are_looked_at_is_for_all_of_them(waiting, 
     for second in (22, 23):
         waiting.due(second, lambda _: False)
     assert names(waiting.due(24, always)) == ([f"large{index}" for index in range(MAX_TOUCHES)] if again else [])
+
+
+def test_who_waits_with_old_words_is_touched_once_for_one_room(waiting):
+    """Before: its status said for up to five minutes that 10 percent are free, where it may not take 60 by now."""
+    waiting.refused(pod("a"), 0)
+    waiting.refused(pod("b"), 1)
+    assert waiting.with_old_words(OLD_WORDS_SECONDS) is None, "nothing has changed since"
+    waiting.room(OLD_WORDS_SECONDS)
+    now = OLD_WORDS_SECONDS + 15
+    assert waiting.due(now, lambda _: False) == []
+    assert [waiting.with_old_words(now + second) for second in range(3)] == [pod("a"), pod("b"), None]
+    waiting.refused(pod("a"), now + 1)
+    waiting.refused(pod("b"), now + 2)
+    waiting.room(now + 10)
+    assert waiting.due(now + 15, lambda _: False) == []
+    assert waiting.with_old_words(now + 16) is None, "they are new"
+    assert waiting.with_old_words(now + 1 + OLD_WORDS_SECONDS) == pod("a")
+    waiting.room(now + 70)
+    assert names(waiting.due(now + 80, always)) == ["a", "b"]
+    assert waiting.with_old_words(now + 200) is None, "they fit"
+
+
+def test_words_of_who_is_touched_in_vain_keep_nobody_waiting(waiting):
+    for name in "abc":
+        waiting.refused(pod(name), 0)
+    touched = []
+    for second in range(100, 400):
+        waiting.room(second)
+        waiting.due(second + 0.5, lambda _: False)
+        touched += [one.name for one in [waiting.with_old_words(second + 0.5)] if one is not None]
+    assert min(map(touched.count, "abc")) == max(map(touched.count, "abc")) > 0
 
 
 @pytest.mark.parametrize("room_again", [False, True])
@@ -249,6 +281,31 @@ async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monk
         assert body["metadata"]["uid"] == cluster.pod("b")["metadata"]["uid"]
         await running.extender.wake()
         assert len(cluster.patches) == 1
+
+
+async def test_room_that_does_not_suffice_lets_kube_scheduler_say_anew_why_a_pod_waits(cluster, serve_cluster):
+    """ "b" was told that 10 percent are free. 60 are by now, which is not enough either."""
+    cluster.add_node("n1", gpus=1)
+    now = [1000.0]
+    async with serve_cluster(cluster, lambda: now[0]) as running:
+        for name, fraction in (("a", "0.5"), ("rest", "0.4"), ("b", "0.7")):
+            cluster.make_pod(name, fraction)
+        await cluster.settle()
+        for name in ("a", "rest"):
+            assert await running.bind(name, "n1") == ""
+            cluster.allocate(name)
+            await cluster.settle()
+        assert "10 percent free" in (await running.filter("b"))["FailedNodes"]["n1"]
+        now[0] += 1.0
+        cluster.remove(PODS, "default/a")
+        await cluster.settle()
+        touched = []
+        for _ in range(300):
+            now[0] += 1.0
+            await running.extender.wake()
+            touched += [now[0] - 1000.0 for _ in cluster.patches[len(touched) :]]
+        assert [name for name, _ in cluster.patches] == ["b"]
+        assert touched == [OLD_WORDS_SECONDS]
 
 
 def waits(cluster, name, **metadata):

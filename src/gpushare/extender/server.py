@@ -240,7 +240,10 @@ class Extender:
                 await self.ledger.learn(self._clock())
 
     async def wake(self) -> None:
-        """Touch waiting pods that fit now and that kube-scheduler has not asked about again."""
+        """Touch waiting pods that fit now and that kube-scheduler has not asked about again.
+
+        And one that does not fit, but may wait for another reason by now than its status says.
+        """
         self.ledger.begin_round()
         pods = self.ledger.pods
         self.waiting.prune(lambda uid: uid in pods and pods[uid].node is None, self._clock())
@@ -248,16 +251,21 @@ class Extender:
         for pod in self.waiting.due(
             began, self.ledger.fits_somewhere, lambda: self._clock() - began < EXAMINING_SECONDS
         ):
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            body = {"metadata": {"uid": pod.uid, "annotations": {names.ROOM_SINCE: stamp}}}
-            try:
-                await self._api.patch(PODS, pod.name, body, namespace=pod.namespace)
-                self.metrics.woken.inc()
-                _log.info("room for %s: marked for another try", pod.key)
-            except ApiError as error:
-                if isinstance(error, Retryable):
-                    self.waiting.failed(pod.uid, self._clock())
-                _log.warning("pod %s not marked for another try: %s", pod.key, error)
+            await self._touch(pod, "room")
+        if (pod_with_old_words := self.waiting.with_old_words(self._clock())) is not None:
+            await self._touch(pod_with_old_words, "room that does not suffice")
+
+    async def _touch(self, pod: PodView, why: str) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        body = {"metadata": {"uid": pod.uid, "annotations": {names.ROOM_SINCE: stamp}}}
+        try:
+            await self._api.patch(PODS, pod.name, body, namespace=pod.namespace)
+            self.metrics.woken.inc()
+            _log.info("%s for %s: marked for another try", why, pod.key)
+        except ApiError as error:
+            if isinstance(error, Retryable):
+                self.waiting.failed(pod.uid, self._clock())
+            _log.warning("pod %s not marked for another try: %s", pod.key, error)
 
 
 async def serve(api: Api, options: ExtenderOptions) -> None:

@@ -4,6 +4,9 @@ kube-scheduler itself retries a pod that an extender refused on any cluster even
 allocatable changes). It misses two cases. Its event may arrive before our watch reports the same change, so that
 we refuse again. And it does not watch some changes (a GpuNode's memory, a GpuShare). In both cases, writing the
 pod's annotation `gpushare.io/room-since` causes an event for it.
+
+In the same cases the reason in a pod's status may be out of date where the room does not suffice for it. Such pods
+are touched too, one in a round, so that kube-scheduler writes the present one.
 """
 
 import math
@@ -25,6 +28,9 @@ MAX_EXAMINED: Final = 200  # per round, about 20 ms
 EXAMINING_SECONDS: Final = 0.05
 """After this long a round ends: each GPU that is kept where there is room adds up to 0.1 ms to each check."""
 MAX_TOUCHES: Final = 50  # per round, so that a large queue does not cause a storm of writes
+OLD_WORDS_SECONDS: Final = 60.0
+"""A reason in a pod's status may be out of date if it is older and room has appeared since; kube-scheduler itself
+writes it anew after five minutes at the latest."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,8 @@ class _Waiting:
     not_before: float = -math.inf
     seen_in: int = 0
     fitted: bool = False
+    has_old_words: bool = False
+    """Whether room that appeared since the refusal did not suffice."""
 
 
 class WaitingPods:
@@ -63,7 +71,7 @@ class WaitingPods:
             return
         if known.pod != pod:
             known.touches = 0
-        known.pod, known.refused_at = pod, now
+        known.pod, known.refused_at, known.has_old_words = pod, now, False
 
     def served(self, pod_uid: str) -> None:
         """Forget a pod that fits, is bound, or is gone."""
@@ -120,20 +128,44 @@ class WaitingPods:
             if fitted and len(found) == MAX_TOUCHES:
                 break
             entry.seen_in, entry.fitted = self._pass, fitted
+            entry.has_old_words = not fitted and entry.refused_at < self._room_at
             if fitted:
-                entry.before = entry.touched_at, entry.touches
-                entry.touches = 1 if entry.touched_at < self._room_at else entry.touches + 1
-                entry.touched_at = now
+                self._touch(entry, now, self._room_at)
                 found.append(entry)
         if not self._has_more_room and not any(map(self._may_fit, self._waiting.values())):
             self._room_at = None
         return [entry.pod for entry in found]
+
+    def with_old_words(self, now: float) -> PodView | None:
+        """Return a pod to touch so that kube-scheduler writes anew why it waits; None if no reason may be old.
+
+        Call this once a round, after `due`. Those come first that were not touched for longest.
+        """
+        old = (
+            entry
+            for entry in self._waiting.values()
+            if entry.has_old_words
+            and now - max(entry.refused_at, entry.touched_at) >= OLD_WORDS_SECONDS
+            and now >= entry.not_before
+        )
+        entry = min(old, key=lambda one: (one.touched_at, one.refused_at), default=None)
+        if entry is None:
+            return None
+        entry.has_old_words = False
+        self._touch(entry, now, -math.inf)
+        return entry.pod
 
     def failed(self, pod_uid: str, now: float) -> None:
         """Record that the last touch of a pod could not be written, so that it is tried again soon."""
         if (entry := self._waiting.get(pod_uid)) is not None:
             entry.touched_at, entry.touches = entry.before
             entry.not_before = now + AGAIN_SECONDS
+
+    @staticmethod
+    def _touch(entry: _Waiting, now: float, room_at: float) -> None:
+        entry.before = entry.touched_at, entry.touches
+        entry.touches = 1 if entry.touched_at < room_at else entry.touches + 1
+        entry.touched_at = now
 
     def _ripe(self, now: float, room_at: float) -> list[_Waiting]:
         """Return the pods that may be checked now."""
