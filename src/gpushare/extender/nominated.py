@@ -90,9 +90,13 @@ class NominatedPods:
     def _to_look_at(self, state: ClusterState) -> set[str]:
         """Return the nodes with nominated pods, now or before, on which something has changed."""
         nodes_version, change_count = self._seen
-        rows = state.changed_since(change_count) if nodes_version == state.nodes_version else None
-        nodes = self._pods.keys() | self._places.keys()
-        return nodes if rows is None else nodes & (self._changed | set(state.node_names_of(rows)))
+        nodes, rows = self._pods.keys() | self._places.keys(), state.changed_since(change_count)
+        if rows is None:
+            return nodes
+        changed = self._changed.union(state.node_names_of(rows))
+        if nodes_version != state.nodes_version:
+            changed.update(node for node in nodes if state.row(node) is None)  # perhaps gone just now
+        return nodes & changed
 
     def _on(
         self,
