@@ -33,6 +33,10 @@ class _Versions:
         self.newest = max(self.newest, version)
         return True
 
+    def drop(self, key: Hashable) -> None:
+        """Forget an object's version, so that any state of it counts as new."""
+        self._of.pop(key, None)
+
     def forget(self) -> None:
         """Forget every version."""
         self.newest = 0
@@ -102,25 +106,34 @@ class Intake:
         bad = self.bad_objects[kind].present
         return {uid for uid, key in bad.items() if namespace in {None, key.partition("/")[0]}}
 
-    def forget_shares(self, uids: set[str], version: int) -> int:
-        """Forget these GpuShares as deleted at `version`; return how many were still known."""
+    def forget_shares(self, uids: set[str], version: int | None) -> int:
+        """Forget these GpuShares as deleted at `version`; return how many were still known.
+
+        None: they may still exist, and a list may bring them back as they were.
+        """
         for uid in uids:
             self.bad_objects[GPUSHARES.kind].clear(uid)
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
-            self._versions[GPUSHARES.kind].is_news(key, version, deleted=True)
+            self._end_of(GPUSHARES.kind, key, version)
             self._world.drop_share(key.namespace, key.name)
         return len(gone)
 
-    def forget_pods(self, uids: set[str], version: int) -> int:
-        """Forget these pods as deleted at `version`; return how many were still known."""
+    def forget_pods(self, uids: set[str], version: int | None) -> int:
+        """Forget these pods as `forget_shares` does GpuShares; return how many were still known."""
         for uid in uids:
             self.bad_objects[PODS.kind].clear(uid)
         gone = uids & self._world.pods.keys()
         for uid in gone:
-            self._versions[PODS.kind].is_news(uid, version, deleted=True)
+            self._end_of(PODS.kind, uid, version)
             self._world.drop_pod(uid)
         return len(gone)
+
+    def _end_of(self, kind: str, key: Hashable, version: int | None) -> None:
+        if version is None:
+            self._versions[kind].drop(key)
+        else:
+            self._versions[kind].is_news(key, version, deleted=True)
 
     def newest(self, kind: str) -> int:
         """Return the newest version known of any object of a kind."""

@@ -27,7 +27,8 @@ class WatchedResource:
     Attributes:
         take: records an object of a list.
         known: returns the uids known in a namespace (None: in all).
-        forget: forgets these uids as deleted at that resourceVersion; returns how many were still known.
+        forget: forgets these uids as deleted at that resourceVersion; returns how many were still known. None: as
+            unknown, so that a list brings back those that still exist.
         newest: returns the newest resourceVersion known of any object.
         start_over: forgets which versions are known, but no object.
     """
@@ -35,7 +36,7 @@ class WatchedResource:
     resource: Resource
     take: Callable[[Json], None]
     known: Callable[[str | None], set[str]]
-    forget: Callable[[set[str], int], int]
+    forget: Callable[[set[str], int | None], int]
     newest: Callable[[], int]
     start_over: Callable[[], None]
 
@@ -114,6 +115,15 @@ class KopfListings:
         """Return whether all objects are known: they were listed, and Kopf may watch them."""
         return self._is_listed and self.refused_since is None
 
+    def must_list(self, path: str) -> bool:
+        """Return whether a watch at `path` is ours and no whole list came before it, so that it cannot go on."""
+        return path.endswith(self.path) and not self._is_listed
+
+    def forget(self) -> None:
+        """Forget every object, whether or not it still exists; Kopf's next whole list makes them known again."""
+        self._is_listed, self._open = False, None
+        self.watched.forget(self.watched.known(self.namespace), None)
+
     def answered(self, path: str, status: int, now: float) -> bool:
         """Record whether Kopf may list and watch, if it asked for ours; return whether that has changed.
 
@@ -136,7 +146,8 @@ class KopfRefusals:
     """Namespaces in which Kopf may not list or watch: they do not exist, or have no RoleBinding of the chart's.
 
     Kopf asks again for as long as it takes, and nobody waits for it. A refusal that lasts is logged once, and its
-    end once.
+    end once. What was known of the namespace is forgotten then, as a restart would: no watch tells any more what
+    ends there, and a pod that was leaving would keep all others of its GPU from being moved, for ever.
 
     Args:
         listings: the lists that Kopf takes.
@@ -177,4 +188,5 @@ class KopfRefusals:
                     *(where, ", ".join(refused)),
                 )
                 for each in listings if namespace is not None else ():
+                    each.forget()
                     each.done.set()

@@ -191,6 +191,10 @@ class Operator:
         if any(changed):  # of many namespaces that are refused for long, the heartbeat's look is enough
             self._look_at_refusals()
 
+    def must_list(self, path: str) -> bool:
+        """Return whether Kopf's watch at `path` cannot go on where it was, as its objects were forgotten."""
+        return any(each.must_list(path) for each in self._listings)
+
     def _is_known(self, namespace: str) -> bool:
         return self._refusals.is_known(namespace)
 

@@ -16,11 +16,13 @@ from typing import Any, Final, Protocol
 import aiohttp
 import kopf
 import orjson
+from aiohttp.base_protocol import BaseProtocol
 
 from gpushare.core.backoff import Backoff
 from gpushare.kube import ApiError, Json, read_configuration
 
 _log = logging.getLogger(__name__)
+_STREAM_BYTES: Final = 2**16
 RETRIES: Final = Backoff(
     first_seconds=0.5,
     longest_seconds=8.0,  # short, so that all goes on within seconds of the API server's or a right's return
@@ -68,6 +70,9 @@ class ListObserver(Protocol):
 
     def answered(self, path: str, status: int) -> None:
         """Learn the HTTP status of the answer to a list or watch at `path`."""
+
+    def must_list(self, path: str) -> bool:
+        """Return whether a watch at `path` cannot go on where it was, as its objects were forgotten."""
 
 
 async def log_in(observer: ListObserver, settings: kopf.OperatorSettings) -> kopf.AiohttpSession:
@@ -119,7 +124,8 @@ class _KopfRequests:
     ) -> aiohttp.ClientResponse:
         """Send a request of Kopf's; begin a list anew whose next page is not to be had any more (410).
 
-        Kopf then goes on with the first page of the new list, and sees some objects twice.
+        Kopf then goes on with the first page of the new list, and sees some objects twice. A watch that cannot go
+        on where it was is shown to Kopf as one whose history is gone, after which Kopf lists anew.
 
         Raises:
             aiohttp.ClientConnectionError: the type is not served, as while its definition is replaced. Kopf asks
@@ -139,6 +145,11 @@ class _KopfRequests:
             self._observer.begins(path)
             response = await handler(request)
         self._observer.answered(path, response.status)
+        is_watch = "watch" in request.url.query
+        if is_watch and response.status == HTTPStatus.OK and self._observer.must_list(path):
+            _log.info("the watch at %s begins anew with a list, as its objects were forgotten", path)
+            response.close()
+            response.content = _expired()
         if response.status == HTTPStatus.NOT_FOUND and request.url.query.keys() & {"limit", "watch"}:
             response.release()
             raise aiohttp.ClientConnectionError(f"the API server does not serve {path}")
@@ -149,6 +160,16 @@ class _KopfRequests:
         self._observer.page(path, body)
         if not (body.get("metadata") or {}).get("continue"):
             self._expired.pop(path, None)
+
+
+def _expired() -> aiohttp.StreamReader:
+    """Return what the API server sends on a watch from a version that it has no more."""
+    loop = asyncio.get_running_loop()
+    content = aiohttp.StreamReader(BaseProtocol(loop), limit=_STREAM_BYTES, loop=loop)
+    error = {"kind": "Status", "code": int(HTTPStatus.GONE), "reason": "Expired"}
+    content.feed_data(orjson.dumps({"type": "ERROR", "object": error}) + b"\n")
+    content.feed_eof()
+    return content
 
 
 async def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:

@@ -115,6 +115,25 @@ class Nobody:
     def answered(self, path: str, status: int) -> None:
         """Take no notice."""
 
+    def must_list(self, path: str) -> bool:
+        """Leave every watch alone."""
+        return False
+
+
+class Rereader(Nobody):
+    """An observer who has forgotten a path's objects when the test says so, and counts the lists of it."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.has_forgotten, self.lists = path, False, 0
+
+    def begins(self, path: str) -> None:
+        if path == self.path:
+            self.has_forgotten = False
+            self.lists += 1
+
+    def must_list(self, path: str) -> bool:
+        return self.has_forgotten and path == self.path
+
 
 Runs = Callable[..., Any]
 
@@ -130,7 +149,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> Runs:
     monkeypatch.setattr(session, "RETRIES", Backoff(0.01, 0.02))
 
     @asynccontextmanager
-    async def run(server: Server, *namespaces: str) -> AsyncIterator[Seen]:
+    async def run(
+        server: Server, *namespaces: str, observer: session.ListObserver | None = None
+    ) -> AsyncIterator[Seen]:
         runner = web.AppRunner(server.app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", free_port).start()
@@ -138,7 +159,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, free_port: int) -> Runs:
 
         @kopf.on.login(registry=registry)
         async def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.AiohttpSession:
-            return await log_in(Nobody(), settings)
+            return await log_in(observer or Nobody(), settings)
 
         async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
             await handlers.configure(settings=settings)
@@ -193,6 +214,28 @@ async def test_a_watch_that_is_refused_goes_on_once_it_may(runs: Runs) -> None:
         server.pod("shop", "meanwhile")
         await seen.until("meanwhile")
         assert server.refusals[of("shop")] == []
+
+
+async def test_a_watch_of_forgotten_objects_begins_with_a_list_and_goes_on(runs: Runs) -> None:
+    server, observer = Server(), Rereader(of("shop"))
+    server.pod("shop", "first")
+    async with runs(server, "shop", observer=observer) as seen:
+        await seen.until("first")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while ("WATCH", of("shop")) not in server.store.requests:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+        assert observer.lists == 1
+        seen.names.clear()
+        observer.has_forgotten = True
+        server.store.break_watches()
+        await seen.until("first")
+        assert observer.lists == 2
+        server.pod("shop", "later")
+        await seen.until("later")
+        server.store.break_watches()
+        server.pod("shop", "last")
+        await seen.until("last")
+        assert observer.lists == 2, "an ordinary watch goes on where it was"
 
 
 async def test_kopf_needs_no_list_of_namespaces_or_definitions(runs: Runs) -> None:

@@ -180,6 +180,75 @@ def test_a_refusal_that_lasts_is_told_once_and_keeps_nobody_waiting(caplog: pyte
     ]
 
 
+def managed_pod(namespace: str, version: int, name: str) -> Json:
+    metadata = {
+        "namespace": namespace,
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "annotations": {"gpushare.io/fraction": "0.25"},
+    }
+    return {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": "Running"}}
+
+
+def test_what_was_known_of_a_namespace_that_is_refused_for_long_is_forgotten_until_a_list_has_it() -> None:
+    """It may have been deleted for good while the watch was cut: its pods would be known until the next restart.
+
+    One that was leaving would keep all other pods of its GPU from being moved.
+    """
+    world = ClusterView(lambda _: None)
+    intake = Intake(world)
+    shares, pods = (KopfListings(each, "bank") for each in watched_resources(intake))
+    refusals = KopfRefusals([shares, pods])
+    stays, ends = managed_pod("bank", 5, "stays"), managed_pod("bank", 6, "ends")
+    account = share(4, "account")
+    account["metadata"]["namespace"] = "bank"
+    for listings, items in ((shares, [account]), (pods, [stays, ends])):
+        listings.begins(listings.path)
+        listings.page(listings.path, page(9, *items))
+    intake.pod(managed_pod("shop", 8, "elsewhere"))
+    assert not pods.must_list(pods.path)
+    for now in (100.0, 109.9):
+        pods.answered(pods.path, REFUSED, now)
+        refusals.look(now)
+    assert len(world.pods) == 3, "an API server that starts refuses for a moment"
+    refusals.look(110.0)
+    assert (world.pods.keys(), names(world)) == ({"uid-elsewhere"}, set())
+    pods.answered(pods.path, ALLOWED, 200.0)
+    refusals.look(200.0)
+    assert pods.must_list(pods.path), "the watch alone would bring nothing that has not changed since"
+    assert not refusals.is_known("bank")
+    for listings, items in ((shares, [account]), (pods, [stays])):
+        listings.begins(listings.path)
+        listings.page(listings.path, page(20, *items))
+    assert (world.pods.keys(), names(world)) == ({"uid-elsewhere", "uid-stays"}, {"account"})
+    assert not pods.must_list(pods.path)
+    assert refusals.is_known("bank")
+
+
+def test_nothing_is_forgotten_where_all_namespaces_are_watched() -> None:
+    """No namespace's end leads to a refusal there; the API server's own trouble with its roles does."""
+    listings, intake, world = made()
+    intake.share(share(3, "a"))
+    refusals = KopfRefusals([listings])
+    listings.answered(EVERYWHERE, REFUSED, 0.0)
+    refusals.look(60.0)
+    assert names(world) == {"a"}
+
+
+def test_a_list_that_was_open_when_all_was_forgotten_is_no_whole_one() -> None:
+    """Its first page's objects are among the forgotten ones."""
+    listings, _, world = made("shop")
+    listings.begins(SHOP)
+    listings.page(SHOP, page(9, share(3, "a"), more=True))
+    listings.forget()
+    listings.page(SHOP, page(9, share(4, "b")))
+    assert (names(world), listings.must_list(SHOP)) == (set(), True)
+    listings.begins(SHOP)
+    listings.page(SHOP, page(9, share(3, "a"), share(4, "b")))
+    assert (names(world), listings.must_list(SHOP)) == ({"a", "b"}, False)
+
+
 def test_a_refusal_that_ends_within_moments_is_none() -> None:
     refusals, found = two_namespaces()
     shares, _ = found["bank"]

@@ -52,6 +52,9 @@ class Observed:
     def answered(self, path: str, status: int) -> None:
         self.statuses.append((path, status))
 
+    def must_list(self, path: str) -> bool:
+        return False
+
 
 async def logged_in() -> tuple[str, dict[str, str], ssl.SSLContext]:
     """The server, the headers of every request, and whom TLS trusts."""
