@@ -26,6 +26,7 @@ from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.kubelet import AllocationsUnderWay
 from gpushare_deviceplugin.limit_variables import MEMORY_MIB, common_limits
+from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ REFRESH_SECONDS: Final = 2.0  # kubelet waits for the answer; after this time th
 NO_MEMORY: Final = "NotEnoughGpuMemory"
 GATE_SECONDS: Final = 20.0  # kubelet gives up after 30 s, without our sentence
 GATE_LOOK_SECONDS: Final = 0.1
+_MOST_NAMED: Final = 8  # pods in one line of the log
 
 
 class DevicePlugin(DevicePluginServicer):
@@ -156,9 +158,10 @@ class DevicePlugin(DevicePluginServicer):
                 _log.error("allocation refused: %s", refusal)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
             limits = await self._limits(shares)
-            pod = self._state.presume(shares)
-            extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
-            _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
+            likely = self._state.likely(shares)
+            self._state.presume(shares)
+            extra = {"gpus": list(shares), "pod": likely[0].uid if len(likely) == 1 else None}
+            _log.info("allocated %s to %s", shares, _in_words(likely), extra=extra)
             gpus = tuple(shares)
             granted = grant(gpus, self._directory, by_cdi=self._by_cdi(gpus), limits=limits)
             responses.append(_container_response(granted))
@@ -256,6 +259,15 @@ class DevicePlugin(DevicePluginServicer):
 def options() -> api_pb2.DevicePluginOptions:
     """Return the plugin's options, sent at registration and on request."""
     return api_pb2.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
+def _in_words(pods: Sequence[ManagedPod]) -> str:
+    """Name the pod of an Allocate call, or the pods that it can be for: kubelet does not say which."""
+    if not pods:
+        return "a pod not known yet"
+    keys = ", ".join(pod.key for pod in pods[:_MOST_NAMED])
+    more = f" and {len(pods) - _MOST_NAMED} more" if len(pods) > _MOST_NAMED else ""
+    return keys if len(pods) == 1 else f"one of {keys}{more}"
 
 
 def _container_response(granted: ContainerGrant) -> api_pb2.ContainerAllocateResponse:

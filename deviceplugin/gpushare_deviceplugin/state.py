@@ -305,6 +305,15 @@ class NodeState:
             if pod.share_units == size and pod.uid not in self._listed and not pod.is_over and pod.ends_at is None
         ]
 
+    def likely(self, shares: Mapping[str, int]) -> list[ManagedPod]:
+        """Return the pods of which one is likely given these shares by GPU; for people, nothing is decided by it.
+
+        Unlike `fitting`, also those that an earlier call was presumed to be for: no list has named them yet.
+        """
+        found = sorted(self.candidates(sum(shares.values())), key=_age)
+        found = [pod for pod in found if pod.phase in _WAITING] or found
+        return [pod for pod in found if pod.decision and set(pod.decision.gpu_uuids) == set(shares)] or found
+
     def holding(self, uuid: str) -> list[ManagedPod]:
         """Return the decided pods that hold memory of a GPU.
 

@@ -183,6 +183,28 @@ async def test_a_stream_that_kubelet_drops_leaves_nothing_behind(state: NodeStat
             await asyncio.sleep(0.01)
 
 
+async def test_the_log_names_every_pod_that_an_allocation_can_be_for(
+    state: NodeState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubelet does not say whose call it is; until its list does, a second call can be for either pod too."""
+    caplog.set_level("INFO")
+    plugin = DevicePlugin(state, Path("/run"))
+    first, second, elsewhere = make_pod("first"), make_pod("second"), make_pod("elsewhere", gpu=GPU_B)
+    for pod in (second, elsewhere, first, make_pod("runs", phase="Running")):
+        state.put_pod(pod)
+    asked = api_pb2.ContainerAllocateRequest(devices_ids=device_ids(GPU_A)[:25])
+    for _ in range(2):
+        await plugin.Allocate(api_pb2.AllocateRequest(container_requests=[asked]), None)  # type: ignore[arg-type]
+        line = caplog.records.pop()
+        assert line.getMessage().endswith(f"one of {first.key}, {second.key}")
+        assert line.pod is None  # type: ignore[attr-defined]
+    state.set_allocations({second.uid: {GPU_A: 25}})
+    await plugin.Allocate(api_pb2.AllocateRequest(container_requests=[asked]), None)  # type: ignore[arg-type]
+    line = caplog.records.pop()
+    assert line.getMessage().endswith(f"to {first.key}")
+    assert line.pod == first.uid  # type: ignore[attr-defined]
+
+
 async def test_a_hundred_calls_at_once_are_all_answered(state: NodeState, kubelet: FakeKubelet) -> None:
     async with serving(DevicePlugin(state, Path("/run")), state, kubelet) as stub:
         requests = [
