@@ -117,8 +117,9 @@ def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str =
 class ListedHealth:
     """Health that kubelet's list of devices has for each GPU.
 
-    Kubelet rejects for good what was bound to a GPU before the extender knew that it is unhealthy. So a GPU that
-    was healthy stays so in the list while what is wrong with it may pass, for `GRACE_SECONDS` at most.
+    Kubelet rejects for good what was bound to a GPU before the extender knew that it is unhealthy. So a GPU stays
+    healthy in the list while what is wrong with it may pass, for `GRACE_SECONDS` at most. That holds from an
+    agent's first look on: the GpuNode is written after the first list, and may still say that it is healthy.
 
     Args:
         clock: monotonic seconds.
@@ -140,7 +141,8 @@ class ListedHealth:
             may_pass: whether what makes it unhealthy may pass by itself while the device is well.
         """
         before = self._listed.get(uuid)
-        if may_pass and health.health is Health.UNHEALTHY and before is Health.HEALTHY and not self._lasts(uuid):
+        is_told = before is Health.UNHEALTHY
+        if may_pass and health.health is Health.UNHEALTHY and not is_told and not self._lasts(uuid):
             return False
         self._unwell_since.pop(uuid, None)
         self._listed[uuid] = health.health

@@ -14,7 +14,7 @@ from gpushare.core.backoff import Backoff
 from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.status import ClientStatus, GateStatus
 from gpushare_deviceplugin.exclusive import ExclusiveMode
-from gpushare_deviceplugin.gates import Gates, conclude_health
+from gpushare_deviceplugin.gates import GRACE_SECONDS, Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge, threads_of
 from gpushare_deviceplugin.state import AgentPart, NodeState
 from gpushare_deviceplugin.status import GpuMeasure, tenants_of
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 GIVE_BACK_SECONDS: Final = 5.0
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
+NO_ANSWER: Final = "the driver does not answer"
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
 NO_SM_ACTIVITY: Final = (
     "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is "
@@ -221,8 +222,11 @@ class Sampler:
             self._failures += 1
             return BACKOFF.seconds(self._failures)
         except TimeoutError:
-            self._without_devices("the driver does not answer")
-            await asyncio.wait([work])
+            self._without_devices(NO_ANSWER, may_pass=True)
+            await asyncio.wait([work], timeout=GRACE_SECONDS)
+            if not work.done():
+                self._devices_lost(NO_ANSWER)  # kubelet is told now
+                await asyncio.wait([work])
             return self._period
         self._failures = 0
         if self._state.problem:
@@ -338,11 +342,11 @@ class Sampler:
             self._on_processes(gpu.uuid, reading.processes, self.gates.get(gpu.uuid))
             self._measure(gpu.uuid, reading)
 
-    def _conclude(self, uuid: str, device: GpuHealth) -> None:
+    def _conclude(self, uuid: str, device: GpuHealth, *, may_pass: bool = False) -> None:
         gate = self._gates.read(uuid)
         self.gates[uuid] = gate
         health = conclude_health(device, gate, self._drained(uuid))
-        self._state.set_health(uuid, health, may_pass=device.health is Health.HEALTHY)
+        self._state.set_health(uuid, health, may_pass=may_pass or device.health is Health.HEALTHY)
 
     def _measure(self, uuid: str, reading: Reading) -> None:
         """Take one round's sample.
@@ -420,17 +424,17 @@ class Sampler:
         if self._on_measure(uuid, gate, self.measures[uuid]):
             self._settling.add(uuid)
 
-    def _without_devices(self, problem: str) -> None:
+    def _without_devices(self, problem: str, *, may_pass: bool = False) -> None:
         self._state.counts.error(AgentPart.DEVICES)
         if self._state.problem != problem:
             _log.error("no devices: %s; retrying", problem)
             self._state.problem = problem
             self._state.touch()
-        self._devices_lost(problem)
+        self._devices_lost(problem, may_pass=may_pass)
 
-    def _devices_lost(self, problem: str) -> None:
+    def _devices_lost(self, problem: str, *, may_pass: bool = False) -> None:
         for uuid in self._state.gpus:
-            self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
+            self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem), may_pass=may_pass)
             self._state.set_unmeasured(uuid, "")
         self._windows.clear()
         self._recent.clear()

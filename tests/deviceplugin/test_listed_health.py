@@ -1,5 +1,6 @@
 """Kubelet, which rejects pods for good, is told of an unhealthy GPU only if that lasts (docs/adr/0256)."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.deviceplugin.test_trouble import Bench
 
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.status import GateState
-from gpushare_deviceplugin import api_pb2
+from gpushare_deviceplugin import api_pb2, sampler
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.gates import GRACE_SECONDS
 from gpushare_deviceplugin.plugin import DevicePlugin
@@ -67,10 +68,16 @@ def test_a_fault_of_the_device_is_listed_at_once_and_until_the_gpu_is_well(
     assert healthy(plugin.listing()) == {GPU_A: 100, GPU_B: 100}
 
 
-def test_a_gpu_that_was_never_healthy_has_no_grace(state: NodeState) -> None:
+def test_a_gpu_that_was_not_seen_healthy_yet_has_the_same_grace(state: NodeState, clock: Clock) -> None:
+    """The GpuNode, which an agent writes after its first list, may still say that it is healthy."""
     plugin = DevicePlugin(state, Path("/run/gpushare"))
     state.set_health(GPU_A, STARTING, may_pass=True)
+    assert healthy(plugin.listing()) == {GPU_A: 100, GPU_B: 100}
+    clock.now += GRACE_SECONDS
+    state.set_health(GPU_A, STARTING, may_pass=True)
     assert healthy(plugin.listing()) == {GPU_B: 100}
+    state.set_health(GPU_B, BROKEN)
+    assert healthy(plugin.listing()) == {}
 
 
 async def test_a_pod_gets_its_gpu_while_mps_starts_again(
@@ -130,9 +137,43 @@ async def test_kubelet_hears_at_once_of_a_gpu_that_is_gone(tmp_path: Path, clock
     assert healthy(plugin.listing()) == {}
 
 
-async def test_an_agent_that_starts_while_mps_does_lists_no_healthy_gpu(tmp_path: Path, clock: Clock) -> None:
+async def test_an_agent_that_starts_while_mps_does_tells_kubelet_only_if_that_lasts(
+    tmp_path: Path, clock: Clock
+) -> None:
     bench = Bench(tmp_path, clock)
     plugin = DevicePlugin(bench.agent.state, tmp_path)
     bench.gate(GateState.STARTING, at=50.0)
     await bench.rounds(2)
+    assert bench.health[0] is Health.UNHEALTHY, "the GpuNode has it at once"
+    assert healthy(plugin.listing()) == {GPU_A: 100}
+    clock.now += GRACE_SECONDS
+    bench.gate_is_alive()
+    await bench.rounds(1)
     assert healthy(plugin.listing()) == {}
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+async def test_kubelet_hears_of_a_driver_that_hangs_only_if_that_lasts(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, lasts: bool
+) -> None:
+    bench = Bench(tmp_path, clock)
+    state, plugin = bench.agent.state, DevicePlugin(bench.agent.state, tmp_path)
+    await bench.rounds()
+    monkeypatch.setattr(sampler, "HUNG_SECONDS", 0.02)
+    monkeypatch.setattr(sampler, "GRACE_SECONDS", 0.02 if lasts else 3600.0)
+    bench.driver.answers.clear()
+    changed = state.subscribe()
+    stuck = asyncio.create_task(bench.agent.sampler.step())
+    async with asyncio.timeout(60):
+        while not state.problem or (lasts and healthy(plugin.listing())):
+            changed.clear()
+            await changed.wait()
+    assert bench.health == (Health.UNHEALTHY, "the driver does not answer")
+    assert healthy(plugin.listing()) == ({} if lasts else {GPU_A: 100})
+    bench.driver.answers.set()
+    await stuck
+    monkeypatch.undo()
+    bench.gate(at=88.0)
+    await bench.rounds()
+    assert bench.health[0] is Health.HEALTHY
+    assert healthy(plugin.listing()) == {GPU_A: 100}
