@@ -16,6 +16,7 @@ from gpushare_deviceplugin.pods import ManagedPod, end_of_clients
 
 _log = logging.getLogger(__name__)
 _WAITING: Final = frozenset({"", "Pending"})
+_RUNNING: Final = "Running"
 # From when the API server has forgotten a pod that was deleted by force; the gate has stopped its clients by then.
 FORGOTTEN_SECONDS: Final = 10.0
 PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation much sooner; by then the pod was refused
@@ -244,12 +245,19 @@ class NodeState:
             return self.allocations[pod.uid]
         if self._is_presumed(pod):
             return self._presumed[pod.uid][0]
-        if self.allocations is None and pod.phase == "Running" and pod.decision is not None:
+        if self.allocations is None and pod.phase == _RUNNING and pod.decision is not None:
             gpus = pod.decision.gpu_uuids
             return {uuid: pod.share_units // len(gpus) for uuid in gpus}
         return None
 
     def _is_presumed(self, pod: ManagedPod) -> bool:
+        """Return whether the pod counts as having what an Allocate call gave; for good once it runs.
+
+        Lists may fail, or lack it, for minutes. A pod that kubelet refused after the call never runs.
+        """
+        return self._is_just_given(pod) or (pod.uid in self._presumed and pod.phase == _RUNNING)
+
+    def _is_just_given(self, pod: ManagedPod) -> bool:
         return pod.uid in self._presumed and self._clock() < self._presumed[pod.uid][1]
 
     def gpus_of(self, pod: ManagedPod) -> tuple[str, ...]:
@@ -276,7 +284,7 @@ class NodeState:
         unlisted = [
             pod
             for pod in self.pods.values()
-            if not (pod.is_over or pod.uid in self._listed or self._is_presumed(pod) or self._is_pending(pod))
+            if not (pod.is_over or pod.uid in self._listed or self._is_just_given(pod) or self._is_pending(pod))
         ]
         return [*sorted(self.pending(), key=_age), *sorted(unlisted, key=_age)]
 
@@ -362,9 +370,23 @@ class NodeState:
                 del self._presumed[mistaken[-1]]
         self._listed = frozenset(listed)
         allocations = listed | self._kept(known, listed)
-        if allocations != self.allocations:
+        contradicted = self._contradicted(allocations)
+        for uid in contradicted:
+            del self._presumed[uid]
+        if allocations != self.allocations or contradicted:
             self.allocations = allocations
             self.touch()
+
+    def _contradicted(self, allocations: Mapping[str, Mapping[str, int]]) -> list[str]:
+        """Return the pods whose old presumption leaves no room on a GPU for what is known of others."""
+        total: Counter[str] = Counter()
+        for shares in allocations.values():
+            total.update(shares)
+        return [
+            uid
+            for uid, (given, until) in self._presumed.items()
+            if self._clock() >= until and any(total[uuid] + n > SHARES_PER_GPU for uuid, n in given.items())
+        ]
 
     def _kept(
         self, known: Mapping[str, dict[str, int]], listed: Mapping[str, dict[str, int]]

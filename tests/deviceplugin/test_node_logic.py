@@ -31,7 +31,14 @@ from gpushare_deviceplugin.gates import (
     notices,
 )
 from gpushare_deviceplugin.state import FORGOTTEN_SECONDS, PRESUMED_SECONDS, NodeState, problem_in_words
-from gpushare_deviceplugin.status import LOOK_SECONDS, GpuMeasure, StatusWriter, TenantMeasure, build_status
+from gpushare_deviceplugin.status import (
+    LOOK_SECONDS,
+    GpuMeasure,
+    StatusWriter,
+    TenantMeasure,
+    build_status,
+    tenants_of,
+)
 
 
 class TestDecisions:
@@ -242,6 +249,23 @@ class TestPresumedAllocation:
         assert {pod.name for pod in state.pending()} == {"late", "elsewhere"}
         clock.now += PRESUMED_SECONDS + 1  # kubelet never listed it: it was refused after all
         assert {pod.name for pod in state.pending()} == {"early", "late", "elsewhere"}
+
+    def test_one_that_runs_keeps_it_while_no_list_names_it(self, state: NodeState, clock: Clock) -> None:
+        """Kubelet restarts or PodResources fails just after the call; before, it was no tenant after 30 s."""
+        state.set_allocations({})
+        state.put_pod(make_pod("a"))
+        assert state.presume({GPU_A: 25}) is not None
+        state.put_pod(make_pod("a", phase="Running"))
+        clock.now += PRESUMED_SECONDS + 1
+        assert [pod.name for pod, _ in tenants_of(state, GPU_A)] == ["a"]
+        assert [pod.name for pod in state.asking()] == ["a"], "a kubelet without its checkpoint may ask anew"
+        state.set_allocations({"uid-b": {GPU_A: 75}})
+        assert [pod.name for pod, _ in tenants_of(state, GPU_A)] == ["a"]
+        changed = state.subscribe()
+        state.put_pod(make_pod("b", share=80, phase="Running"))
+        state.set_allocations({"uid-b": {GPU_A: 80}})  # kubelet has freed its ids: its containers have ended
+        assert [(pod.name, share) for pod, share in tenants_of(state, GPU_A)] == [("b", 80)]
+        assert changed.is_set()
 
     def test_when_another_pod_had_the_shares_the_presumed_one_waits_again(self, state: NodeState) -> None:
         """In a burst kubelet admits pods in an order of its own; whoever was forgotten got another GPU's ids."""
