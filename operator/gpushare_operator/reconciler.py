@@ -25,7 +25,7 @@ from gpushare.kube import (
     Retryable,
 )
 from gpushare.runtime.moments import unix_seconds
-from gpushare.runtime.tasks import without_end
+from gpushare.runtime.tasks import is_asked_to_end, without_end
 from gpushare_operator.announcements import Announcements
 from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.intake import Intake
@@ -212,7 +212,9 @@ class ShareReconciler:
             after = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
             wait = self._queue.failed(key, self._clock(), after)
             _log.warning("%s not reconciled, again in %.1f s: %s", key, wait, error)
-        except Exception:  # noqa: BLE001 - one object must not stop the work on all others
+        except (Exception, asyncio.CancelledError) as error:  # one object must not stop the work on all others
+            if is_asked_to_end(error):
+                raise
             result = WorkResult.FAILED
             wait = self._queue.failed(key, self._clock())
             _log.exception("%s not reconciled, again in %.1f s", key, wait)

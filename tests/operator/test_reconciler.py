@@ -374,7 +374,7 @@ async def test_what_the_server_finds_invalid_is_not_tried_again(bench: Bench) ->
 
 
 async def test_an_unforeseen_error_stops_nobody_else(bench: Bench) -> None:
-    bench.api.errors["create"] = [cast("ApiError", ValueError("unforeseen"))]
+    bench.api.errors["create"] = cast("list[ApiError]", [ValueError("unforeseen"), asyncio.CancelledError()])
     bench.pod("a")
     bench.pod("b")
     await bench.settle(5)
