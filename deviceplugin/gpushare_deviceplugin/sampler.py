@@ -13,6 +13,7 @@ from typing import Final
 from gpushare.core.backoff import Backoff
 from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.status import ClientStatus, GateStatus
+from gpushare.runtime.tasks import is_asked_to_end
 from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import GRACE_SECONDS, Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge, threads_of
@@ -204,9 +205,10 @@ class Sampler:
                 pause = max(0.05, delay - took)
                 self._on_round(pause + took)
                 await asyncio.sleep(pause)
-        except asyncio.CancelledError:  # not after a failure: it is started again, and pods still run
-            await self._give_back()
-            self._thread.shutdown(wait=False)
+        except asyncio.CancelledError as error:
+            if is_asked_to_end(error):  # not after a failure: it is started again, and pods still run
+                await self._give_back()
+                self._thread.shutdown(wait=False)
             raise
 
     async def step(self) -> float:

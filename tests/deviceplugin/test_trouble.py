@@ -323,6 +323,24 @@ async def test_devices_in_which_a_call_hung_are_closed_once_and_in_their_own_thr
     assert (bench.driver.opened, closed_in.startswith("devices")) == (2, True)
 
 
+async def test_a_run_that_something_it_awaited_cancels_is_no_end_of_the_agent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part is started again; before, its devices' thread was shut down as at the agent's end, for good."""
+    await bench.rounds()
+    sampler = bench.agent.sampler
+
+    def cancelled(_: float) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(sampler, "_on_round", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await sampler.run()
+    monkeypatch.undo()
+    await bench.rounds()
+    assert has_figures(bench)
+
+
 async def test_a_hung_daemon_takes_its_gpu_out(bench: Bench) -> None:
     await bench.rounds()
     bench.gate(GateState.DOWN, "no answer for 12 s: nvidia-cuda-mps-control did not answer within 15 s", 50.0)
