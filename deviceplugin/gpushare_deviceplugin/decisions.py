@@ -54,12 +54,15 @@ class DecisionWriter:
     async def run(self) -> None:
         """Write at every change, until cancelled."""
         changed = self._state.subscribe()
-        while True:
-            changed.clear()
-            if self.write():
-                await changed.wait()
-            else:
-                await asyncio.sleep(RETRY_SECONDS)
+        try:
+            while True:
+                changed.clear()
+                if self.write():
+                    await changed.wait()
+                else:
+                    await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._state.unsubscribe(changed)
 
     def write(self) -> bool:
         """Write the files that differ; return False when something could not be written."""

@@ -325,9 +325,12 @@ class StatusWriter:
     async def run(self) -> None:
         """Write what is due at every change of the state and every second, until cancelled."""
         changed = self._state.subscribe()
-        while True:
-            changed.clear()
-            if not await self.step():
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            await self._wakeups.wait(changed, LOOK_SECONDS)
+        try:
+            while True:
+                changed.clear()
+                if not await self.step():
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                await self._wakeups.wait(changed, LOOK_SECONDS)
+        finally:
+            self._state.unsubscribe(changed)

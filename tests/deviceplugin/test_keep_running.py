@@ -4,11 +4,17 @@ import ast
 import asyncio
 import inspect
 import logging
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from tests.deviceplugin.fakes import Clock, make_pod
 
 from gpushare_deviceplugin import agent
+from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.keep_running import keep_running
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import StatusWriter
 
 
 async def test_a_part_that_fails_is_counted_told_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,6 +74,20 @@ async def test_a_part_whose_own_work_was_cancelled_is_counted_and_started_again(
         await again.wait()
         kept.cancel()
     assert set(errors) == {"loop"}
+
+
+async def test_parts_that_fail_again_and_again_leave_nothing_behind(state: NodeState, tmp_path: Path) -> None:
+    """Each run that ended stayed subscribed to the state's changes."""
+
+    def fail(*_: object) -> Any:
+        raise ValueError("odd")
+
+    state.put_pod(make_pod())
+    for _ in range(3):
+        for part in (StatusWriter(state, fail, cast("Any", None), Clock()), DecisionWriter(state, tmp_path, fail)):
+            with pytest.raises(ValueError, match="odd"):
+                await part.run()
+    assert not state._waiters
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()])
