@@ -19,6 +19,10 @@ READ_SECONDS: Final = 5.0
 EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod, and two log lines of one reason
 _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _AT_ONCE: Final = 8
+# A page answers within milliseconds. Of those that took longer the last time, so many are read in a round: two
+# time-outs one after the other.
+_SLOW_SECONDS: Final = 1.0
+_MOST_SLOW: Final = 2 * _AT_ONCE
 _MISSED, _MET, _UNKNOWN = "SloMissed", "SloMet", "SloUnknown"
 _EVENTS: Final = {ConditionStatus.FALSE: _MISSED, ConditionStatus.TRUE: _MET, ConditionStatus.UNKNOWN: _UNKNOWN}
 # For these reasons an unknown state is normal, so it causes no event.
@@ -58,6 +62,7 @@ class SloReader:
         self._clock = clock
         self._sleep = sleep
         self._records: dict[str, SloRecord] = {}
+        self._slow: dict[str, float] = {}  # when each pod was last read that was slow then
         self._told_at: dict[tuple[str, str], float] = {}
         self._logged_at: dict[tuple[str, str], float] = {}
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
@@ -82,13 +87,20 @@ class SloReader:
         )
 
     async def step(self) -> None:
-        """Read every running pod's target once."""
-        pods = [pod for pod in self._state.pods.values() if pod.slo is not None and pod.phase == "Running"]
-        wanted = {pod.uid for pod in pods}
-        self._records = {uid: record for uid, record in self._records.items() if uid in wanted}
+        """Read every running pod's target once; of those that were slow the last time, some in turn.
+
+        A tenant whose pages hang would delay the readings of all others' targets by a minute.
+        """
+        pods = {
+            pod.uid: pod for pod in self._state.pods.values() if pod.slo is not None and pod.phase == "Running"
+        }
+        self._records = {uid: record for uid, record in self._records.items() if uid in pods}
+        self._slow = {uid: at for uid, at in self._slow.items() if uid in pods}
+        usual = [pod for uid, pod in pods.items() if uid not in self._slow]
+        slow = [pods[uid] for uid in sorted(self._slow, key=lambda uid: self._slow[uid])[:_MOST_SLOW]]
         room = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
-            for pod in pods:
+            for pod in (*usual, *slow):
                 tasks.create_task(self._step(pod, room))
 
     async def run(self) -> None:
@@ -136,7 +148,14 @@ class SloReader:
         if terms.job_class is not JobClass.LATENCY:
             return SloTrouble(SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no target")
         async with room:
-            return await self._read(pod, slo)
+            begun = self._clock()
+            try:
+                return await self._read(pod, slo)
+            finally:
+                now = self._clock()
+                self._slow.pop(pod.uid, None)
+                if now - begun >= _SLOW_SECONDS:
+                    self._slow[pod.uid] = now
 
     def _note(self, pod: ManagedPod, before: SloRecord, after: SloRecord) -> None:
         now = self._clock()

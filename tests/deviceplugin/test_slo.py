@@ -72,6 +72,10 @@ def reads(state: NodeState, clock: Clock) -> Reads:
     return Reads(state, clock)
 
 
+async def tell_nobody(_: Notice) -> None:
+    """Write no event."""
+
+
 async def tell_queued(reader: SloReader) -> None:
     """Let a reader write the events that are in its queue now."""
     telling = asyncio.create_task(reader.tell_all())
@@ -155,6 +159,35 @@ async def test_only_running_pods_with_a_target_are_read(reads: Reads) -> None:
     reads.state.put_pod(replace(reads.pod, phase="Succeeded"))
     await reads.step(BAD)
     assert len(reads.asked) == 1
+
+
+async def test_many_slow_pages_take_turns_so_that_the_others_are_read_in_each_round(
+    state: NodeState, clock: Clock
+) -> None:
+    """A tenant with a hundred pages that hang for 3 s made a round last 40 s instead of 5."""
+    state.put_pod(make_pod("web", phase="Running", **TARGET))
+    for number in range(40):
+        state.put_pod(make_pod(f"slow-{number}", phase="Running", **TARGET))
+    hang, rounds = True, []
+
+    async def read(pod: ManagedPod, _: object) -> SloReading:
+        rounds[-1].append(pod.name)
+        clock.now += 3.0 if hang and pod.name != "web" else 0.01
+        return GOOD
+
+    reader = SloReader(state, lambda _: Terms(JobClass.LATENCY, 1.1), read, tell=tell_nobody, clock=clock)
+    for _ in range(5):
+        rounds.append([])
+        await reader.step()
+    assert [len(each) for each in rounds] == [41, 17, 17, 17, 17]
+    assert all(each[0] == "web" for each in rounds)
+    turns = [name for each in rounds[1:4] for name in each[1:]]
+    assert len(set(turns)) == 40, "each has its turn"
+    hang = False
+    for _ in range(4):
+        rounds.append([])
+        await reader.step()
+    assert [len(each) for each in rounds[5:]] == [17, 33, 41, 41], "who answers in time is read each time again"
 
 
 async def test_one_pods_slow_page_does_not_keep_the_others_waiting_for_ever(reads: Reads) -> None:
