@@ -168,7 +168,8 @@ async def test_many_slow_pages_take_turns_so_that_the_others_are_read_in_each_ro
     state.put_pod(make_pod("web", phase="Running", **TARGET))
     for number in range(40):
         state.put_pod(make_pod(f"slow-{number}", phase="Running", **TARGET))
-    hang, rounds = True, []
+    hang = True
+    rounds: list[list[str]] = []
 
     async def read(pod: ManagedPod, _: object) -> SloReading:
         rounds[-1].append(pod.name)

@@ -213,7 +213,7 @@ def test_what_was_known_of_a_namespace_that_is_refused_for_long_is_forgotten_unt
         refusals.look(now)
     assert len(world.pods) == 3, "an API server that starts refuses for a moment"
     refusals.look(110.0)
-    assert (world.pods.keys(), names(world)) == ({"uid-elsewhere"}, set())
+    assert (set(world.pods), names(world)) == ({"uid-elsewhere"}, set())
     pods.answered(pods.path, ALLOWED, 200.0)
     refusals.look(200.0)
     assert pods.must_list(pods.path), "the watch alone would bring nothing that has not changed since"
@@ -221,7 +221,7 @@ def test_what_was_known_of_a_namespace_that_is_refused_for_long_is_forgotten_unt
     for listings, items in ((shares, [account]), (pods, [stays])):
         listings.begins(listings.path)
         listings.page(listings.path, page(20, *items))
-    assert (world.pods.keys(), names(world)) == ({"uid-elsewhere", "uid-stays"}, {"account"})
+    assert (set(world.pods), names(world)) == ({"uid-elsewhere", "uid-stays"}, {"account"})
     assert not pods.must_list(pods.path)
     assert refusals.is_known("bank")
 
