@@ -203,9 +203,11 @@ class ShareReconciler:
             await (self._adopt(key) if isinstance(key, PodKey) else self._update(key))
         except OwnerGoneError as error:
             result = WorkResult.SKIPPED
+            self._queue.succeeded(key)
             _log.info("%s", error)
         except Invalid as error:  # a retry cannot help; the next change of the object is another attempt
             result = WorkResult.REFUSED
+            self._queue.succeeded(key)
             _log.error("the API server refuses the object for %s: %s", key, error)
         except ApiError as error:
             result = WorkResult.FAILED
