@@ -2,21 +2,27 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
+{{/* What the names of the objects begin with. A Service, the one of admission, takes no dot and begins with a letter. */}}
 {{- define "gpushare.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
-{{- else if contains (include "gpushare.name" .) .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "gpushare.name" .) | trunc 40 | trimSuffix "-" }}
+{{- $name := .Values.fullnameOverride }}
+{{- if not $name }}
+{{- $name = .Release.Name }}
+{{- if not (contains (include "gpushare.name" .) $name) }}
+{{- $name = printf "%s-%s" $name (include "gpushare.name" .) }}
 {{- end }}
+{{- end }}
+{{- $name = $name | replace "." "-" | trunc 40 | trimSuffix "-" }}
+{{- if regexMatch "^[0-9]" $name }}
+{{- fail (printf "the objects' names would begin with %s, and a Service's name has to begin with a letter: set fullnameOverride" $name) }}
+{{- end }}
+{{- $name }}
 {{- end }}
 
 {{/* Labels of every object. */}}
 {{- define "gpushare.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/name: {{ include "gpushare.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "gpushare.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gpushare
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -25,8 +31,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Labels by which a part's pods are selected; takes (list $ "part"). They never change. */}}
 {{- define "gpushare.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "gpushare.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ include "gpushare.name" $root | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
@@ -34,7 +40,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "gpushare.metadata" -}}
 {{- $root := index . 0 -}}
 name: {{ include "gpushare.fullname" $root }}-{{ index . 1 }}
-namespace: {{ $root.Release.Namespace }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "gpushare.labels" $root | nindent 2 }}
   app.kubernetes.io/component: {{ index . 1 }}
@@ -71,7 +77,7 @@ labels:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -119,9 +125,9 @@ capabilities: {drop: [ALL]}
 {{- with .Values.metrics.tokenSecret }}
 - name: metrics-token
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
-    items: [{key: {{ $.Values.metrics.tokenKey }}, path: token}]
+    items: [{key: {{ $.Values.metrics.tokenKey | quote }}, path: token}]
 {{- end }}
 {{- end }}
 
@@ -168,7 +174,7 @@ checksum/models: {{ toJson . | sha256sum }}
 {{- if .Values.metrics.tls.enabled }}
 - name: metrics-tls
   secret:
-    secretName: {{ include "gpushare.tlsSecret" . }}
+    secretName: {{ include "gpushare.tlsSecret" . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- end }}
@@ -183,7 +189,7 @@ checksum/models: {{ toJson . | sha256sum }}
 {{/* Who signs with cert-manager: the issuer of the values, else the chart's own authority. */}}
 {{- define "gpushare.issuer" -}}
 {{- with .Values.certManager.issuer -}}
-name: {{ .name | default (printf "%s-ca" (include "gpushare.fullname" $)) }}
+name: {{ .name | default (printf "%s-ca" (include "gpushare.fullname" $)) | quote }}
 kind: {{ ternary .kind "Issuer" (ne .name "") }}
 group: {{ ternary .group "cert-manager.io" (ne .name "") }}
 {{- end }}
@@ -225,7 +231,7 @@ apiVersion: v1
 kind: Secret
 metadata:
   name: {{ $secret }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "gpushare.labels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ index . 3 }}
@@ -276,10 +282,10 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.priorityClasses.node }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
