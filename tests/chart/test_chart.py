@@ -274,6 +274,12 @@ def test_watching_few_namespaces_gives_the_operator_rights_in_these_only(render:
     assert operator["args"] == [f"--namespace={name}" for name in ("a", "b", "123", "true")]
 
 
+def test_the_operator_may_evict_where_the_value_was_taken_away(render: Render) -> None:
+    """Before: the operator took the default, evict, without the right to it."""
+    (role,) = of_kind(render({"policy": {"retraction": None}}), "ClusterRole", "gpushare-operator")
+    assert any("pods/eviction" in rule["resources"] for rule in role["rules"])
+
+
 @pytest.mark.parametrize(("retraction", "evicts"), [("evict", True), ("none", False)])
 def test_the_operator_may_evict_only_where_it_is_to_retract(
     render: Render, retraction: str, *, evicts: bool
