@@ -33,6 +33,10 @@ from gpushare_operator.running import Environment, Operator
         ({"defaults": {"fraction": 0.333}}, "fraction"),
         ({"defaults": {"fraction": 1.5}}, "fraction"),
         ({"test": {"fraction": 17}}, "fraction"),
+        # of several whole GPUs a pod gets no socket of a gate, which is what the test looks at
+        ({"test": {"fraction": 2}}, "fraction"),
+        ({"test": {"fraction": "16"}}, "fraction"),
+        ({"agent": {"cdiDirectories": ["/var/run/cdi", "/var/run/cdi"]}}, "cdiDirectories"),
         ({"scheduler": {"replicas": 0}}, "replicas"),
         ({"admission": {"timeoutSeconds": "5"}}, "timeoutSeconds"),
         ({"admission": {"allowedEnv": ["PATH"]}}, "allowedEnv"),
