@@ -15,8 +15,6 @@ from gpushare.kube.api import (
     PatchType,
     WatchEvent,
     connect,
-    current_namespace,
-    read_configuration,
 )
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import (
@@ -30,6 +28,7 @@ from gpushare.kube.errors import (
     Retryable,
 )
 from gpushare.kube.events import EventType, object_reference, record_event
+from gpushare.kube.kubeconfig import current_namespace, read_configuration
 from gpushare.kube.reflector import Change, Reflector
 from gpushare.kube.resources import (
     CONFIGMAPS,

@@ -1,7 +1,6 @@
 """A small client: raw JSON in and out over the official client's configuration and REST transport."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from urllib.request import getproxies
 
 import aiohttp
 import orjson
-import yaml
 
 from gpushare.kube.errors import (
     DEFAULT_RETRY_AFTER_SECONDS,
@@ -24,8 +22,9 @@ from gpushare.kube.errors import (
     Retryable,
     from_status,
 )
+from gpushare.kube.kubeconfig import NO_CREDENTIALS, context_of, credentials_of, is_pod, read_configuration
 from gpushare.kube.resources import PODS, Resource
-from gpushare.kube.transport import Configuration, RESTClientObject, kube_config
+from gpushare.kube.transport import RESTClientObject, kube_config
 
 Json = dict[str, Any]
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -36,10 +35,6 @@ REQUEST_TIMEOUT_SECONDS: Final = 30.0
 SILENT_WATCH_SECONDS: Final = 90.0  # longer silence is a dead link; bookmarks come about every 60 s
 
 _UNAUTHORIZED: Final = 401
-_NO_CREDENTIALS: Final = (None, None, None)
-_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# Errors that the library raises for a file that is not YAML, or YAML of another shape.
-_BAD_KUBECONFIG: Final = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
 
 
 class PatchType(StrEnum):
@@ -389,7 +384,7 @@ class Api:
             try:
                 fresh = await self._read_again()
                 # Without any, such as after a program's failure, the server would answer to somebody anonymous.
-                if _credentials(fresh) in (_credentials(refused), _NO_CREDENTIALS):
+                if credentials_of(fresh) in (credentials_of(refused), NO_CREDENTIALS):
                     return False
                 if _certificates(fresh) != _certificates(refused):
                     transport = RESTClientObject(fresh)
@@ -412,38 +407,6 @@ class Api:
         return {setting["key"]: setting["value"] for setting in auth.values()}
 
 
-def _check_exists(kubeconfig: str | None) -> None:
-    """Raise ApiError for a missing file, because the library's own error for it is misleading."""
-    looked_for = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    paths = looked_for.split(os.pathsep)
-    if not any(Path(one).exists() for one in paths):
-        raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths)}")
-
-
-async def read_configuration(kubeconfig: str | Path | None = None, *, context: str | None = None) -> Any:
-    """Return the Kubernetes package's Configuration, with credentials, found as described for `connect`.
-
-    Raises:
-        ApiError: there is no usable configuration; the message says what was looked for.
-    """
-    configuration = Configuration()
-    path = str(kubeconfig) if kubeconfig is not None else None
-    try:
-        if _is_pod(kubeconfig, context):
-            kube_config.load_incluster_config(configuration)
-        else:
-            _check_exists(path)
-            await kube_config.load_kube_config(
-                path or _named_kubeconfig(), context=context, client_configuration=configuration
-            )
-    except (kube_config.ConfigException, OSError) as error:
-        raise ApiError(f"no usable cluster configuration: {error}") from error
-    except _BAD_KUBECONFIG as error:
-        where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        raise ApiError(f"no usable cluster configuration: {where} is not a kubeconfig") from error
-    return configuration
-
-
 @asynccontextmanager
 async def connect(
     kubeconfig: str | Path | None = None, *, context: str | None = None, field_manager: str = "gpushare"
@@ -453,9 +416,9 @@ async def connect(
     Raises:
         ApiError: there is no usable configuration; the message says what was looked for.
     """
-    is_pod = _is_pod(kubeconfig, context)
+    inside = is_pod(kubeconfig, context)
     # The active context may be another one by the time at which the kubeconfig is read again.
-    name = context if context or is_pod else (_context_of(kubeconfig, None) or {}).get("name")
+    name = context if context or inside else (context_of(kubeconfig, None) or {}).get("name")
 
     async def read() -> Any:
         configuration = await read_configuration(kubeconfig, context=name)
@@ -464,51 +427,16 @@ async def connect(
         configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
         return configuration
 
-    api = Api(await read(), field_manager=field_manager, read_again=None if is_pod else read)
+    configuration = await read()
+    try:
+        api = Api(configuration, field_manager=field_manager, read_again=None if inside else read)
+    except OSError as error:  # TLS's errors are such
+        raise ApiError(f"no usable cluster configuration: its certificates cannot be used: {error}") from error
     try:
         yield api
     finally:
         await api.close()
         await asyncio.sleep(0)  # let aiohttp close its transports
-
-
-def _named_kubeconfig() -> str | None:
-    """Return the present $KUBECONFIG; the library reads it only once, when it is imported."""
-    return os.environ.get("KUBECONFIG") or None
-
-
-def current_namespace(kubeconfig: str | Path | None = None, *, context: str | None = None) -> str:
-    """Return kubectl's default namespace: the context's, or the pod's own."""
-    if _is_pod(kubeconfig, context):
-        try:
-            return _POD_NAMESPACE.read_text().strip() or "default"
-        except OSError:
-            return "default"
-    chosen = _context_of(kubeconfig, context) or {}
-    return str((chosen.get("context") or {}).get("namespace") or "default")
-
-
-def _is_pod(kubeconfig: str | Path | None, context: str | None) -> bool:
-    """Return whether we are to use a pod's own credentials."""
-    return kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-def _context_of(kubeconfig: str | Path | None, context: str | None) -> Json | None:
-    """Return the named context of the kubeconfig, or its active one; None if it cannot be read."""
-    try:
-        contexts, active = kube_config.list_kube_config_contexts(
-            str(kubeconfig) if kubeconfig else _named_kubeconfig()
-        )
-    except (kube_config.ConfigException, OSError, *_BAD_KUBECONFIG):
-        return None
-    chosen: Json | None = (
-        next((each for each in contexts if each["name"] == context), active) if context else active
-    )
-    return chosen
-
-
-def _credentials(configuration: Any) -> tuple[Any, ...]:
-    return configuration.api_key.get("BearerToken"), configuration.cert_file, configuration.key_file
 
 
 def _certificates(configuration: Any) -> tuple[Any, ...]:
