@@ -206,6 +206,16 @@ def test_the_table_is_judged_on_every_load_and_seed(monkeypatch, capsys):
     assert "load 2, 2 seeds" in capsys.readouterr().out
 
 
+def test_a_table_without_programs_is_a_sentence(monkeypatch, tmp_path, capsys):
+    """Before: "this is a defect", from a process of the simulation."""
+    table = tmp_path / "table.jsonl"
+    table.write_text(
+        '{"schema": "gpushare.io/colocation/v1", "gpu_model": "X", "driver": "1", "mechanism": "mps"}\n'
+    )
+    assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--table", table) == 2
+    assert "table.jsonl: the table has no program alone on the whole GPU" in capsys.readouterr().err
+
+
 def test_the_table_takes_no_colocation_data_and_knows_its_programs_and_policies(monkeypatch, trace, capsys):
     assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--colocation", trace) == 2
     assert "give no colocation data" in capsys.readouterr().err

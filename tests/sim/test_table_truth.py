@@ -106,6 +106,24 @@ def test_a_table_without_a_program_alone_is_refused():
         TableTruth(parse([*LINES[:4], LINES[6]]), gpu_memory_mib=1000)
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "no program alone on the whole GPU"),
+        ([line([("a", 100), ("b", 100)], [6.0, 69.0])], "no program alone on the whole GPU"),
+        ([line([("a", 100)], [10.0])], "a alone under 100% only"),
+        (
+            [line([("a", 100)], [10.0]), line([("a", 50)], [8.0]), line([("b", 100)], [1.0])],
+            "b alone under 100% only",
+        ),
+    ],
+)
+def test_a_table_that_knows_too_little_of_a_program_alone_is_refused(lines, why):
+    """Before: a ValueError of numpy's or of an unpacking, once the simulation ran."""
+    with pytest.raises(SimulationError, match=f"the table has {why}"):
+        TableTruth(parse([LINES[0], *lines]), gpu_memory_mib=1000)
+
+
 def test_the_shipped_table_offers_every_set_of_up_to_four_different_programs(shipped):
     _, truth = shipped
     for size, count in ((1, 10), (2, 45), (3, 120), (4, 210)):

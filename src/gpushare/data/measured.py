@@ -134,6 +134,10 @@ class MeasuredSets:
         found = (each.memory_mib[0] if each.memory_mib else None for each in self._solo[workload][_WHOLE])
         return max((mib or 0 for mib in found), default=0)
 
+    def caps_alone(self, workload: str) -> Sequence[int]:
+        """Return the caps under which a program was measured alone, in order; `alone` needs two."""
+        return sorted(self._alone[workload])
+
     def alone(self, workload: str, thread_percentage: float) -> float:
         """Return the progress alone under a cap; 1 on the whole GPU."""
         curve = self._alone[workload]

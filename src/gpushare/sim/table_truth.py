@@ -32,7 +32,7 @@ class TableTruth:
     """Progress of sets of programs from a complete table of measurements.
 
     Raises:
-        SimulationError: the table lacks a program alone on the whole GPU.
+        SimulationError: the table lacks a program alone on the whole GPU, or under a second cap.
     """
 
     has_caps = True
@@ -45,6 +45,11 @@ class TableTruth:
             self._sets = MeasuredSets(_windows(dataset))
         except LacksProgramError as error:
             raise SimulationError(str(error)) from error
+        if not self._sets.workloads:
+            raise SimulationError("the table has no program alone on the whole GPU")
+        for name in self._sets.workloads:
+            if len(self._sets.caps_alone(name)) < 2:
+                raise SimulationError(f"the table has {name} alone under 100% only; a second cap is needed")
         alone = _without_later(dataset, self._sets)
         self.profiles: dict[str, Profile] = {name: profile_of(alone, name) for name in self._sets.workloads}
         self._counters: dict[tuple[TenantKind, ...], Floats] = {}
