@@ -213,6 +213,14 @@ def test_a_pod_that_a_gate_holds_back_is_told(told: HttpApiServer, call: Call) -
     assert "it may not be scheduled yet: kueue.x-k8s.io/admission holds it back" in out
 
 
+@pytest.mark.parametrize("words", ["", "/", "pod/", "shop/", ".", "A_b"])
+def test_what_is_no_name_of_a_pod_is_told_so(told: HttpApiServer, call: Call, words: str) -> None:
+    """Before: `explain "shop/$POD"` without a POD asked for a list and ended as a defect of ours."""
+    code, out, err = call("explain", words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is no name of a pod" in err
+
+
 def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: HttpApiServer, call: Call) -> None:
     code, out, err = call("explain", "nobody")
     assert (code, out, err.count("\n")) == (3, "", 1)

@@ -196,6 +196,19 @@ def test_no_cluster_is_a_sentence(
         assert says in err
 
 
+@pytest.mark.parametrize(
+    "command", [("pods",), ("top", "--once"), ("gain",), ("profile", "show"), ("explain", "web")]
+)
+@pytest.mark.parametrize("namespace", ["", "..", "a/b", "A B"])
+def test_what_is_no_name_of_a_namespace_is_told_so(
+    cluster: HttpApiServer, call: Call, command: tuple[str, ...], namespace: str
+) -> None:
+    """Before: `-n "$NS"` without an NS showed every namespace, or none."""
+    code, out, err = call(*command, "-n", namespace)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f'"{namespace}" is no name of a namespace' in err
+
+
 def test_a_server_that_is_not_there_is_a_sentence(cluster: HttpApiServer, call: Call, tmp_path: Any) -> None:
     path = tmp_path / "away"
     path.write_text(cluster.kubeconfig.read_text().replace("127.0.0.1", "127.0.0.1:1/x"))

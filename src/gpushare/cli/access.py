@@ -1,6 +1,7 @@
 """Choose the cluster, send requests, and turn failures into one-sentence errors."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +17,7 @@ from gpushare.cli.errors import (
     ForbiddenError,
     OtherVersionError,
     UnreachableError,
+    UsageError,
 )
 from gpushare.cli.last_reports import heard, silence_notes
 from gpushare.core.api import MANAGED_SELECTOR, GpuNode, GpuShare, names
@@ -36,6 +38,7 @@ from gpushare.kube import (
 )
 
 T = TypeVar("T")
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 VIEWER: Final = "gpushare-view"
 """The chart's ClusterRole for read access; it is aggregated into the cluster's own role `view`."""
@@ -63,12 +66,20 @@ class Where:
     context: str | None = None
 
     def connect(self) -> AbstractAsyncContextManager[Api]:
-        """Connect to the cluster."""
+        """Connect to the cluster.
+
+        Raises:
+            UsageError: the namespace cannot be the name of one.
+        """
+        if self.namespace is not None and not _LABEL.fullmatch(self.namespace):
+            raise UsageError(f'"{self.namespace}" is no name of a namespace')
         return connect(self.kubeconfig, context=self.context)
 
     def current_namespace(self) -> str:
         """Return the namespace that kubectl would use."""
-        return self.namespace or current_namespace(self.kubeconfig, context=self.context)
+        if self.namespace is not None:
+            return self.namespace
+        return current_namespace(self.kubeconfig, context=self.context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Who may read the pod and not the whole cluster is told what the pod's own object
 """
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import typer
 
 from gpushare.cli.access import EXPLAINER, VIEWER, ContextOption, KubeconfigOption, Where, ask, list_ours
 from gpushare.cli.console import notes
-from gpushare.cli.errors import AbsentError
+from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.explain_words import PodFacts, as_record, print_explanation
 from gpushare.cli.last_reports import heard, silence_notes
 from gpushare.cli.live import LiveCluster, Objects, cluster_of, own_place, read_objects
@@ -45,6 +46,7 @@ from gpushare.kube import CORE_EVENTS, GPUNODES, GPUSHARES, PODS, Api, Forbidden
 
 app = typer.Typer(help=__doc__)
 
+_POD_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # RFC 1123
 _SPEAKERS: Final = ("gpushare.io/", "gpushare-scheduler", "default-scheduler", "kopf", "kueue")
 
 
@@ -270,6 +272,8 @@ def explain_pod(
 ) -> None:
     """Say why a pod is where it is, or waits; what was promised, predicted, seen and done; why not elsewhere."""
     before, slash, name = pod.removeprefix("pod/").rpartition("/")
+    if not _POD_NAME.fullmatch(name):
+        raise UsageError(f'"{name}" is no name of a pod')
     where = Where(before if slash else namespace, kubeconfig, context)
     reading = ask(where, lambda api: read(api, where.current_namespace(), name), role=EXPLAINER)
     found: PodAccount
