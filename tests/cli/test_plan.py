@@ -495,6 +495,29 @@ def planned_pod(pod: Any) -> PlacementRequest:
     return PlacementRequest(pod["metadata"]["name"], 500, 1)
 
 
+@pytest.mark.parametrize(
+    ("annotations", "why"),
+    [
+        ("{gpushare.io/fraction: 0.5}", "annotation gpushare.io/fraction: 0.5 is not text: write it in quotes"),
+        ("{gpushare.io/fraction: true}", "annotation gpushare.io/fraction: True is not text: write it in quotes"),
+        (
+            "{gpushare.io/fraction: '1', gpushare.io/processes: 4}",
+            "annotation gpushare.io/processes: 4 is not text",
+        ),
+        ("{gpushare.io/fraction: '1', mine: [a]}", "annotation mine: ['a'] is not text"),
+        ("[gpushare.io/fraction]", "its annotations are no mapping"),
+    ],
+)
+def test_an_annotation_without_quotes_is_told_so(files: Path, call: Any, annotations: str, why: str) -> None:
+    """Before: "object of type 'float' has no len()" of the fraction that everybody forgets to quote."""
+    pod = files / "pod.yaml"
+    spec = "{containers: [{name: main}]}"
+    pod.write_text(f"{{kind: Pod, metadata: {{name: p, annotations: {annotations}}}, spec: {spec}}}")
+    code, out, err = call("plan", "--pods", pod, "--nodes", files / "nodes.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"pod p: {why}" in err
+
+
 def test_a_node_of_two_gpu_models_is_saved_too(files: Path) -> None:
     """The tables have one model and memory size for a node; before, nothing was saved at all."""
     odd = [replace(gpu(1), model="NVIDIA A100-SXM4-80GB"), replace(gpu(2), model="NVIDIA T4")]

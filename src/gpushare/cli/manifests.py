@@ -40,6 +40,7 @@ def read_manifests(
             if isinstance(annotations, Mapping) and names.FRACTION not in annotations:
                 continue
             try:
+                _check_annotations(annotations)
                 _check_amounts(pod["spec"])
                 _check_texts(pod["spec"])
                 request = request_of(pod)
@@ -55,6 +56,19 @@ def read_manifests(
     if not found:
         raise UsageError(f"{path} holds no pod with the annotation {names.FRACTION}")
     return found
+
+
+def _check_annotations(annotations: Any) -> None:
+    """Refuse annotations that are not text, such as an unquoted 0.5, as the API server does.
+
+    Raises:
+        ValueError: one is not text, or they are no mapping.
+    """
+    if not isinstance(annotations, Mapping):
+        raise ValueError("its annotations are no mapping")
+    for name, value in annotations.items():
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"annotation {name}: {value!r} is not text: write it in quotes")
 
 
 def _check_amounts(spec: Mapping[str, Any]) -> None:
