@@ -12,10 +12,12 @@ from gpushare.cli.interruption import PendingInterrupt
 
 @pytest.fixture(autouse=True)
 def handled() -> Iterator[None]:
-    """Python's own handler, whatever pytest's worker has."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Python's own handlers, whatever pytest's worker and the tests before have left; a child inherits them."""
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminate = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 @pytest.fixture
