@@ -25,6 +25,7 @@ from gpushare.sim.table_hindsight import Asker
 from gpushare.sim.table_live import ReadOnTable
 from gpushare.sim.table_ours import CURVE_CAPS, TableSight, share_name
 from gpushare.sim.table_report import TableFigures, table_figures
+from gpushare.sim.table_reports import TableReports
 from gpushare.sim.table_trace import draw_table_jobs
 from gpushare.sim.table_truth import TableTruth
 
@@ -42,6 +43,7 @@ class Studied(ReadOnTable):
         raised: factor on what class throughput is promised, by the loop and where a pod is placed.
         targets: whether jobs of class latency name a target, which they meet while they make what the table
             promises them.
+        reports: whether jobs of class throughput report their rate, with what the table promises them as target.
         told: whether every program's signature and cap curve are known before anything runs.
         inferred: of tenants that share, (inferred, true, promise told, promise by the table).
         late: job-seconds below the promise by the table, by why.
@@ -52,12 +54,18 @@ class Studied(ReadOnTable):
     true_promise: bool = False
     raised: float = 1.0
     targets: bool = False
+    reports: bool = False
     told: bool = False
     inferred: list[tuple[float, float, float, float]] = field(default_factory=list)
     late: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     _blind: set[int] = field(default_factory=set)
     _last: dict[int, tuple[float | None, float]] = field(default_factory=dict)
+    _reports: TableReports = field(init=False)
+
+    def __post_init__(self) -> None:
+        ReadOnTable.__post_init__(self)
+        self._reports = TableReports(np.random.default_rng([self.seed, 14]))
 
     def _begin(self, cluster: JobCluster) -> None:
         ReadOnTable._begin(self, cluster)  # noqa: SLF001 - its base
@@ -85,8 +93,30 @@ class Studied(ReadOnTable):
             if self.targets and each.job_class is JobClass.LATENCY and true > 0:
                 now = replace(now, slo=_target(true, promise, cluster.now_seconds))
             shown.append(now)
-            self._last[int(each.uid)] = now.progress, now.promise
+        if self.reports:
+            shown = list(self._with_reports(cluster, gpu, sight, shown))
+        self._last |= {int(each.uid): (each.progress, each.promise) for each in shown}
         return tuple(shown)
+
+    def _with_reports(
+        self, cluster: JobCluster, gpu: int, sight: TableSight, tenants: Sequence[WatchedTenant]
+    ) -> tuple[WatchedTenant, ...]:
+        agent = self._agents[gpu]
+        uid_of = {cluster.jobs[tenant.job].name: str(tenant.job) for tenant in cluster.gpus[gpu]}
+        return self._reports.seen(
+            tenants,
+            cluster.now_seconds,
+            self.settings,
+            since=max(sight.watched.changed_at, sight.since_seconds, agent.read_at),
+            predicted_errors={
+                uid_of[name]: error for name, error in agent.predicted_errors.items() if name in uid_of
+            },
+            throttled=sight.watched.duties,
+        )
+
+    def _awaits_reports(self, sight: TableSight) -> bool:
+        since = max(sight.watched.changed_at, sight.since_seconds)
+        return self.reports and self._reports.awaits(sight.jobs, since, sight.watched.seen_at)
 
     def _admitted(self, cluster: JobCluster, job: int) -> Job:
         asked = cluster.jobs[job]
@@ -105,8 +135,17 @@ class Studied(ReadOnTable):
             for tenant in tenants:
                 self.seconds += elapsed
                 job, true = cluster.jobs[tenant.job], rates.get(tenant.job, 0.0)
+                self._count(cluster, tenant.job, true, until)
                 if true < job.least_progress * (1 - 1e-6):
                     self.late[self._why_late(cluster, gpu, tenant, true)] += elapsed
+
+    def _count(self, cluster: JobCluster, number: int, true: float, until: float) -> None:
+        job, truth = cluster.jobs[number], cluster.truth
+        if not self.reports or job.job_class is not JobClass.THROUGHPUT or not isinstance(truth, TableTruth):
+            return
+        alone = truth.rate_alone(job.workload)
+        self._reports.begin(number, job.least_progress * alone, alone, cluster.now_seconds)
+        self._reports.advance(number, true, until)
 
     def _why_late(self, cluster: JobCluster, gpu: int, tenant: JobTenant, true: float) -> str:
         job = cluster.jobs[tenant.job]
@@ -153,6 +192,7 @@ VARIANTS: Mapping[str, MakeStudied] = {
     "true promises": _ours(true_promise=True),
     "true progress and promises": _ours(true_progress=True, true_promise=True),
     "class latency names targets": _ours(targets=True),
+    "every job names a target": _ours(targets=True, reports=True),
     "told signatures and curves": _ours(told=True),
     "told, true progress and promises": _ours(told=True, true_progress=True, true_promise=True),
     "a tenth more promised": _ours(raised=1.1),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from bench.sharing.policies import SharingPolicy, World
 from bench.sharing.trace import MEMORY_MIB, TraceJob
 from gpushare.core.api import GpuShareSpec, GpuShareStatus, PodPlacement, WorkloadSignature, from_json, to_json
-from gpushare.core.control import taken
+from gpushare.core.control import choose_signature
 from gpushare.core.gpu import GpuInfo
 from gpushare.mps import commands
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
@@ -232,7 +232,7 @@ class GpuShareWorld:
     def _copy(self, program: str, published: WorkloadSignature) -> None:
         kept = self._kept.get(program)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        found = taken(kept, [published], GpuShareSpec(), is_one_kind=True, now=now)
+        found = choose_signature(kept, [published], GpuShareSpec(), is_one_kind=True, now=now)
         if found is None or found == kept:
             return
         self._kept[program] = found

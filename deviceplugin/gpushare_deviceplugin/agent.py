@@ -21,6 +21,7 @@ from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import MetricsAndProbes, metrics_route, probe_route, registry_of
 from gpushare.runtime.models import fitted_on
+from gpushare.runtime.onloop import ComputedOnLoop
 from gpushare.runtime.wakeups import JointWakeups
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
@@ -47,6 +48,7 @@ from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
 from gpushare_deviceplugin.state import AgentPart, NodeState, problem_in_words
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, build_status, conditions_of, tenants_of
+from gpushare_deviceplugin.told import ToldNews
 
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
@@ -85,7 +87,7 @@ class Agent:
         self._wakeups = JointWakeups()  # what is looked at each second follows the sampler's rounds
         self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
-        self.cluster = AgentApi(api, options.node_name, self.state, options.joined)
+        self.cluster = AgentApi(api, options.node_name, self.state, options.joined, clock)
         self._gpushares = self.cluster.profiles()
         self.forecasts = Forecasts(self.state, ask_model, with_parts=options.loop)
         signatures = Signatures(self.cluster.shares)
@@ -223,7 +225,7 @@ class Agent:
         )
 
     def figures(self) -> NodeFigures:
-        """Return the present figures for the metrics."""
+        """Return the present figures for the metrics; call it in the event loop's thread."""
         return node_figures(
             self._node_name,
             self.state,
@@ -261,13 +263,13 @@ class Agent:
             asyncio.TaskGroup() as tasks,
         ):
             self._start(tasks, AgentPart.SAMPLER, self.sampler.run)
-            self._start(tasks, AgentPart.EVENTS, self._tell_events)
             self._start(tasks, AgentPart.FORECASTS, self.forecasts.run)
             self._start(tasks, AgentPart.RUNTIME, self.runtime.run)
             # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since
             # before that they would show a node without pods.
             self._start(tasks, AgentPart.PLUGIN, self.registrar.run)
             await pods.synced.wait()
+            self._start(tasks, AgentPart.EVENTS, self._tell_events)  # about pods, which are found by their uids
             self.outside.is_ready = self.exclusive.is_ready = True
             self._start(tasks, AgentPart.OUTSIDE, self.outside.run)
             self._start(tasks, AgentPart.HEAP, keep_small)
@@ -315,6 +317,7 @@ class Agent:
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
         recent, seldom = RecentTenants(self._clock), SeldomNotices(self._clock)
+        told = ToldNews(self._directory)
         problems: dict[str, str] = {}
         while True:
             was_wrong, problems = problems, {pod.uid: problem_in_words(pod) for pod in self.state.pods.values()}
@@ -331,9 +334,11 @@ class Agent:
                 old = before.get(uuid)
                 if status is None or status is old:
                     continue
+                old = old or told.former(uuid, status)
                 before[uuid] = status
                 for notice in seldom.due(uuid, notices(old, status, tenants)):
                     await self.cluster.tell(notice)
+                told.note(uuid, status)
             await self._wakeups.sleep(EVENT_SECONDS)
 
     async def _prune(self, watched: Any) -> None:
@@ -351,7 +356,8 @@ async def run_agent(options: AgentOptions) -> None:
     """Connect and run until cancelled."""
     async with connect(field_manager="gpushare-agent") as api:
         agent = Agent(options, api, devices_opener(options))
-        metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
+        figures = ComputedOnLoop(agent.figures)
+        metrics = metrics_route(registry_of(NodeCollector(figures)))
         routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
         routes["/readyz"] = probe_route(agent.not_ready)
         server = MetricsAndProbes(routes, options.metrics_port, options.probe_port, os.environ)
@@ -359,4 +365,5 @@ async def run_agent(options: AgentOptions) -> None:
         try:
             await agent.run()
         finally:
+            figures.close()
             server.close()

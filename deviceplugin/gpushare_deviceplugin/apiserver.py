@@ -2,11 +2,13 @@
 
 import functools
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from gpushare.core.admission import JoinedWorkload
 from gpushare.core.api import API_VERSION, MANAGED_SELECTOR, Decision, GpuNodeStatus, to_json
+from gpushare.core.control import SILENT_SECONDS
 from gpushare.kube import (
     GPUNODES,
     GPUSHARES,
@@ -31,16 +33,26 @@ from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/agent"
+NOT_WRITTEN: Final = "GpuNodeNotWritten"
 
 
 class AgentApi:
     """The agent's API client; no method but `pods` raises ApiError."""
 
-    def __init__(self, api: Api, node_name: str, state: NodeState, joined: Iterable[JoinedWorkload] = ()) -> None:
+    def __init__(
+        self,
+        api: Api,
+        node_name: str,
+        state: NodeState,
+        joined: Iterable[JoinedWorkload] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._api = api
         self._node_name = node_name
         self._state = state
-        self._failing = False
+        self._clock = clock
+        self._unwritten_since: float | None = None  # when the first write of the GpuNode failed in a row
+        self._why_unwritten = ""  # what was answered last
         self._may_adopt = True
         self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
         self.shares = NodeShares(pods=state.pods, joined=joined)
@@ -140,16 +152,27 @@ class AgentApi:
                 await self._create()
                 written = await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
         except ApiError as error:
-            if not self._failing:
+            if self._unwritten_since is None:
                 _log.warning("GpuNode %s not written, retrying: %s", self._node_name, error)
-            self._failing = True
+                self._unwritten_since = self._clock()
+            self._why_unwritten = str(error)
             return False
-        if self._failing:
-            _log.info("GpuNode %s is written again", self._node_name)
-        self._failing = False
+        if self._unwritten_since is not None:
+            seconds, self._unwritten_since = self._clock() - self._unwritten_since, None
+            _log.info("GpuNode %s is written again, after %.0f s", self._node_name, seconds)
+            if seconds > SILENT_SECONDS:
+                await self._tell_silence(seconds)
         if self._may_adopt and "ownerReferences" not in written["metadata"]:
             await self._adopt(str(written["metadata"]["uid"]))
         return True
+
+    async def _tell_silence(self, seconds: float) -> None:
+        """Write an event on the node: its agent counted as silent though it ran, and could not say so before."""
+        note = (
+            f"the agent could not write its GpuNode for {seconds:.0f} s and so counted as silent, "
+            f"although it ran: {self._why_unwritten}"
+        )
+        await self.tell(Notice(None, NOT_WRITTEN, note))
 
     async def tell(self, notice: Notice, pod: ManagedPod | None = None) -> None:
         """Write an event about a pod of this node, or about the node; give `pod` if it is not a managed one."""

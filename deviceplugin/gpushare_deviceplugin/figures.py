@@ -131,6 +131,8 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 predicted_progress_ratio=measured.predicted_progress_ratio if measured else None,
                 slo_target_seconds=tenant.slo.target_seconds if tenant.slo else None,
                 slo_measured_seconds=tenant.slo.measured_seconds if tenant.slo else None,
+                slo_target_per_second=tenant.slo.target_per_second if tenant.slo else None,
+                slo_measured_per_second=tenant.slo.measured_per_second if tenant.slo else None,
                 trouble=tenant.trouble.kind.value if tenant.trouble else "",
                 is_slo_met=_MET[tenant.slo.met] if tenant.slo else None,
             )

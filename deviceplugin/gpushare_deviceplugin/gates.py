@@ -10,7 +10,7 @@ from typing import Final
 from gpushare.core.api import Ceilings, MpsFault, MpsState, MpsStatus, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
-from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
+from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult, TurnedAway
 
 _log = logging.getLogger(__name__)
 STALE_SECONDS: Final = 10.0  # the host writes at least every few seconds
@@ -47,6 +47,12 @@ _ADVICE: Final = {
     HoldReason.POD_CLIENTS: "; the pod has its share's part of the GPU's MPS clients, or as many as "
     f"one pod may have. The annotation {names.PROCESSES} asks for more, and is charged for them",
 }
+_CUDA_ERRORS: Final = {
+    807: "it is not ready for new clients",
+    808: "it has as many clients as it takes",
+    809: "it has as many connections as it takes",
+}
+"""What CUDA's errors mean by which the MPS server turns a process away (the driver API's CUresult)."""
 
 
 class Gates:
@@ -229,18 +235,23 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     Args:
         tenants: uids of the pods on this GPU, which all get an event for a restart, as does every other pod that
             was connected when it began, by the gate's record. For a fault the record alone counts: a pod that came
-            after it lost nothing. Where there is no record, or one of two faults, all get an event.
+            after it lost nothing, and one that joins the record was turned away a moment later. Where there is no
+            record, or one of two faults, all get an event.
 
     A gate continues its predecessor's counts, so a count that grew is reported even if the MPS host restarted in
-    between. A gate that starts again from zero has a lower count, and nothing is reported.
+    between. Where it could not read them, it counts anew, and all that it has counted is reported.
     """
     found: list[Notice] = []
-    if old is not None and new.faults > old.faults:
-        note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
-        is_on_record = new.faults == old.faults + 1 and new.last_fault_pods
-        hurt = new.last_fault_pods if is_on_record else (*tenants, *new.last_fault_pods)
+    if old is not None and old.counts_since != new.counts_since:
+        old = old.uncounted()
+    if old is not None and new.faults >= old.faults:
+        whom = "every process under its MPS server, or on its way to it"
+        note = f"a fault on GPU {new.gpu_uuid} ended {whom}: {new.last_fault}"
+        hurt: tuple[str | None, ...] = tuple(uid for uid in new.last_fault_pods if uid not in old.last_fault_pods)
+        if new.faults > old.faults:
+            is_on_record = new.faults == old.faults + 1 and new.last_fault_pods
+            hurt = (*(() if is_on_record else tenants), *new.last_fault_pods, None)
         found += [Notice(uid, "GpuFault", note) for uid in dict.fromkeys(hurt)]
-        found.append(Notice(None, "GpuFault", note))
     if old is not None and (
         new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts
     ):
@@ -262,4 +273,18 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         for mismatch in new.mismatches
         if (mismatch.kind, mismatch.pod_uid, mismatch.pid) not in known
     ]
+    known_refusals = set((old or new).turned_away)
+    found += [
+        Notice(each.pod_uid, "MpsTurnedAway", _refusal_note(new.gpu_uuid, each), is_at_will=True)
+        for each in new.turned_away
+        if each not in known_refusals
+    ]
     return tuple(dict.fromkeys(found))
+
+
+def _refusal_note(uuid: str, refused: TurnedAway) -> str:
+    why = _CUDA_ERRORS.get(refused.cuda_error, "")
+    return (
+        f"the MPS server of GPU {uuid} did not take process {refused.pid}: CUDA error {refused.cuda_error}"
+        f"{why and f', {why}'}"
+    )

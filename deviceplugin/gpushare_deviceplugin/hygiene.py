@@ -65,6 +65,8 @@ class Hygiene:
         if self._settings.fault is drain and watch.is_quarantined(self._clock()):
             return "its MPS server had a fault moments ago (policy.hygiene.fault is drain)"
         outside = self._outside.get(uuid, OutsideWatch()).present
+        if self._settings.outside_mps is drain and len(outside) == 1:
+            return "1 process uses it outside MPS (policy.hygiene.outsideMps is drain)"
         if self._settings.outside_mps is drain and outside:
             return f"{len(outside)} processes use it outside MPS (policy.hygiene.outsideMps is drain)"
         for trouble in self._troubles.get(uuid, {}).values():
@@ -94,6 +96,8 @@ class Hygiene:
             measure.sample.window_seconds if measure.sample is not None else 0.0,
             gate.faults if gate is not None else None,
             frozenset(gate.last_fault_pods) if gate is not None else frozenset(),
+            frozenset(gate.lost_pods) if gate is not None else frozenset(),
+            gate.written_at - gate.last_fault_at if gate is not None and gate.last_fault_at is not None else None,
         )
         watch = self._watches[uuid] = self._watches.get(uuid, HygieneWatch()).after(look, now)
         troubles = self._found(uuid, gate, watch, frozenset(pods), now)

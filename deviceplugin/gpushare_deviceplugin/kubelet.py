@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpushare.core.api import Decision, names
+from gpushare.runtime.tasks import end_if_asked
 from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
 from gpushare_deviceplugin.gates import Notice
@@ -155,7 +156,9 @@ class PodResources:
                 stub = PodResourcesListerStub(channel)
                 answer = await stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=LIST_SECONDS)
         except CALL_ERRORS as error:
+            end_if_asked()
             raise PodResourcesError(describe(error)) from error
+        end_if_asked()
         found: dict[str, dict[str, int]] = {}
         for pod in answer.pod_resources:
             ids = [

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.api import ConditionStatus, RateSlo, TenantSlo
 from gpushare.core.control import (
     FREE,
     GpuWatch,
+    RateBelief,
+    SloReason,
     StepRule,
     WatchActions,
     WatchedTenant,
@@ -23,6 +26,7 @@ from gpushare.core.control import (
     WatchSettings,
     WatchStep,
     WatchWindow,
+    believed,
     explain,
     watch,
 )
@@ -68,6 +72,7 @@ class _WatchedGpu:
     `news_at` is the time of the last change of the tenants, the GPU's use, the actions, or a shortfall.
     `rules`: for each tenant whose promise is broken, the rule that decided last.
     `refused_at`: when the host last refused to freeze a pod.
+    `beliefs`: of each tenant that reports a rate. `read_at`: when the last reading in place ended.
     """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
@@ -84,6 +89,8 @@ class _WatchedGpu:
     unusable: str = ""
     rules: tuple[tuple[str, StepRule], ...] = ()
     refused_at: Mapping[str, float] = field(default_factory=dict)
+    beliefs: dict[str, RateBelief] = field(default_factory=dict)
+    read_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -104,7 +111,7 @@ class Loop:
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
         sleep: waits between two beats; may end them early, or 0.05 s late.
         enabled: if not, promises are reported only, without any action.
-        slos: the pods' own latency targets.
+        slos: the pods' own targets.
     """
 
     def __init__(
@@ -212,7 +219,7 @@ class Loop:
             promise_ratio=self._promise(uuid, pod, share_percent),
             throttle_ratio=round(1.0 - duty, 2) if duty < FREE else None,
             retract=self._named(gpu.actions.retract_why, pod)[:1024] if gpu.actions.retract == pod.uid else None,
-            slo=self._slos.status(pod) if self._slos is not None else None,
+            slo=_with_belief(self._slos.status(pod), gpu.beliefs.get(pod.uid)) if self._slos is not None else None,
         )
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
@@ -229,6 +236,8 @@ class Loop:
         would show less than its program draws.
         """
         gpu = self._gpus.setdefault(uuid, _WatchedGpu())
+        if gpu.stops is not None and stops is None:
+            gpu.read_at = self._clock()
         gpu.stops = stops
         self._write(uuid, gpu)
 
@@ -313,6 +322,7 @@ class Loop:
             self._watched(uuid, pod, share, measure.tenants.get(pod.uid, TenantMeasure()), refused.keys())
             for pod, share in tenants_of(self._state, uuid)
         )
+        tenants = self._with_reports(uuid, tenants, measure, now)
         why_not = "" if gate is not None and gate.state in _SERVING else "MPS does not serve"
         return WatchWindow(now, tenants, usable=not why_not, why_not=why_not, seconds=seconds)
 
@@ -341,6 +351,47 @@ class Loop:
             slo=self._slos.sign(pod.uid) if self._slos is not None else None,
             is_light=gpu is not None and self._signatures.is_light(pod, gpu.model),
         )
+
+    def _with_reports(
+        self, uuid: str, tenants: tuple[WatchedTenant, ...], measure: GpuMeasure, now: float
+    ) -> tuple[WatchedTenant, ...]:
+        """Return the tenants with the progress that they report, where they do and it is believed."""
+        gpu, slos = self._gpus[uuid], self._slos
+        reporting = {
+            each.uid: pod
+            for each in tenants
+            if (pod := self._state.pods.get(each.uid)) is not None and isinstance(pod.slo, RateSlo)
+        }
+        # A page that cannot be read for a moment makes nobody forget what was found of its pod before.
+        before, gpu.beliefs = gpu.beliefs, {}
+        since = max(gpu.watch.changed_at, gpu.read_at) + self._settings.delay_seconds
+        found = []
+        for each in tenants:
+            if slos is None or each.uid not in reporting:
+                found.append(each)
+                continue
+            beside = {other.uid for other in tenants} - {each.uid}
+            belief, tenant = believed(
+                before.get(each.uid, RateBelief()),
+                each,
+                slos.rate(reporting[each.uid]),
+                now,
+                self._settings,
+                since=math.inf if gpu.stops is not None else since,
+                predicted_error=measure.tenants.get(each.uid, TenantMeasure()).predicted_error_ratio,
+                beside=beside,
+                is_eased=any(uid in gpu.actions.duties for uid in beside),
+            )
+            gpu.beliefs[each.uid] = belief
+            if belief.is_implausible != before.get(each.uid, RateBelief()).is_implausible:
+                self._state.touch()
+                how = f"is not believed: {belief.words}" if belief.is_implausible else "is believed again"
+                _log.info("the rate of pod %s on GPU %s %s", each.uid, uuid, how, extra={"pod": each.uid})
+                if belief.is_implausible and not self._notices.full():
+                    why = f"what it counts is not believed ({SloReason.IMPLAUSIBLE}): {belief.words}"
+                    self._notices.put_nowait(Notice(each.uid, "SloUnknown", why[:1024], is_warning=True))
+            found.append(tenant)
+        return tuple(found)
 
     def _promise(self, uuid: str, pod: ManagedPod, share_percent: int) -> float:
         gpu = self._state.gpus.get(uuid)
@@ -376,6 +427,17 @@ class Loop:
     async def _tell_all(self) -> None:
         while True:
             await self._tell(await self._notices.get())
+
+
+def _with_belief(slo: TenantSlo | None, belief: RateBelief | None) -> TenantSlo | None:
+    """Return a pod's status against its target, which is unknown while what it reports is not believed.
+
+    One that reports more than the counters leave possible harms nobody: by its own word it meets its target.
+    """
+    if slo is None or belief is None or not belief.is_implausible or slo.met is ConditionStatus.TRUE:
+        return slo
+    message = f"{slo.message}; {belief.words}"[:1024]
+    return replace(slo, met=ConditionStatus.UNKNOWN, reason=SloReason.IMPLAUSIBLE.value, message=message)
 
 
 def _in_force(actions: WatchActions) -> tuple[object, ...]:

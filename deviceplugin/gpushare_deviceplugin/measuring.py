@@ -167,6 +167,7 @@ class Measurer:
                 alone_ratio=signature.alone_ratio(cap) if signature is not None else None,
                 is_asleep=is_asleep(each, prior),
                 predicted_progress_ratio=prior.mean if prior is not None else None,
+                predicted_error_ratio=prior.error if prior is not None else None,
                 phase=phase if each.progress_ratio is not None else None,
             )
             for pod, signature, cap, prior, each, phase in zip(

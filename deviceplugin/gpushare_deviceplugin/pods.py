@@ -12,6 +12,7 @@ from gpushare.core.api import (
     Decision,
     JobClass,
     PodView,
+    RateSlo,
     Rejection,
     Slo,
     deletion_of,
@@ -46,7 +47,7 @@ class ManagedPod:
         processes: CUDA processes that share its cap.
         has_class: whether its own annotation names its class. is_auto: whether its fraction is `auto`.
         probe_seconds: shortest time-out of its containers' probes; None without probes.
-        slo: its own latency target; admission refuses invalid ones.
+        slo: its own target; admission refuses invalid ones.
         labels, owner_uids: what its GpuShare depends on.
         ip: its address; empty while it has none. is_host_network: that is the node's.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
@@ -70,7 +71,7 @@ class ManagedPod:
     has_class: bool = False
     is_auto: bool = False
     probe_seconds: float | None = None
-    slo: Slo | None = None
+    slo: Slo | RateSlo | None = None
     ip: str = ""
     is_host_network: bool = False
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -218,6 +218,7 @@ class Readings:
         if sample is None or sample.window_seconds < MIN_SIGNATURE_SECONDS or not self._is_still(uuid, plan):
             counts.failed += 1
             return
+        record.succeeded(plan.pod.uid)
         model = self._state.gpus[uuid].model
         is_new = self._signatures.of(plan.pod, model) is None
         self._signatures.learn(plan.pod, model, sample, plan.cap, is_reading=True)

@@ -10,6 +10,7 @@ import grpc
 
 from gpushare.core.api import names
 from gpushare.core.backoff import Backoff
+from gpushare.runtime.tasks import end_if_asked
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 from gpushare_deviceplugin.plugin import DevicePlugin, options
@@ -65,12 +66,14 @@ class Registrar:
         """Serve, register and watch for a restart of kubelet, until cancelled."""
         failures = 0
         while True:
+            end_if_asked()  # a server's stop can lose the cancellation
             server: grpc.aio.Server | None = None
             try:
                 server = self._bind()
                 await server.start()
                 inode = _inode(self._kubelet)
                 await self._register()
+                end_if_asked()
                 failures = 0
                 self.is_registered = True
                 self._state.counts.registrations += 1

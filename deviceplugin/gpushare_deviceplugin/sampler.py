@@ -218,7 +218,7 @@ class Sampler:
         work = loop.run_in_executor(self._thread, self._read, shared)
         try:
             async with asyncio.timeout(HUNG_SECONDS):
-                readings = await asyncio.shield(work)
+                readings, left_out = await asyncio.shield(work)
         except DevicesError as error:
             self._without_devices(str(error))
             self._failures += 1
@@ -235,6 +235,7 @@ class Sampler:
             _log.info("the devices answer again")
             self._state.problem = ""
             self._state.touch()
+        self._state.set_left_out(left_out)
         self._take(readings)
         return min(self._period, SETTLE_SECONDS if self._settling else self._pace())
 
@@ -277,8 +278,8 @@ class Sampler:
         """Return the open devices, unless they are lost."""
         return None if self._devices is self._lost else self._devices
 
-    def _read(self, shared: frozenset[str] | None) -> list[tuple[GpuInfo, Reading]]:
-        """Read everything for one round, in the devices' thread."""
+    def _read(self, shared: frozenset[str] | None) -> tuple[list[tuple[GpuInfo, Reading]], Mapping[int, str]]:
+        """Read everything for one round, and which GPUs cannot be read, in the devices' thread."""
         if self._devices is not None and self._devices is self._lost:
             self._close(self._devices)
         if self._devices is None:
@@ -291,7 +292,7 @@ class Sampler:
             if self._exclusive is not None:
                 for gpu in listed:
                     self._exclusive.keep(devices, gpu.uuid, shared)
-            return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in listed]
+            return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in listed], devices.left_out()
         except DevicesError:
             self._close(devices)
             raise

@@ -1,13 +1,24 @@
-"""Read the latency targets of this node's pods every few seconds; write events on changes; inform the loop."""
+"""Read the own targets of this node's pods every few seconds; write events on changes; inform the loop."""
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
-from gpushare.core.api import ConditionStatus, JobClass, Slo, TenantSlo
-from gpushare.core.control import SloReading, SloReason, SloRecord, SloSign, SloTrouble, read_slo
+from gpushare.core.api import ConditionStatus, JobClass, RateSlo, Slo, TenantSlo, class_of_target
+from gpushare.core.control import (
+    CounterReading,
+    RateSign,
+    SloReading,
+    SloReason,
+    SloRecord,
+    SloSign,
+    SloTrouble,
+    rate_sign,
+    read_target,
+)
 from gpushare.runtime.tasks import without_end
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
@@ -26,13 +37,13 @@ _MOST_SLOW: Final = 2 * _AT_ONCE
 _MISSED, _MET, _UNKNOWN = "SloMissed", "SloMet", "SloUnknown"
 _EVENTS: Final = {ConditionStatus.FALSE: _MISSED, ConditionStatus.TRUE: _MET, ConditionStatus.UNKNOWN: _UNKNOWN}
 # For these reasons an unknown state is normal, so it causes no event.
-_QUIET: Final = frozenset({SloReason.STARTING, SloReason.BORDERLINE, SloReason.TOO_FEW_REQUESTS})
+_QUIET: Final = frozenset({SloReason.STARTING, SloReason.BORDERLINE, SloReason.TOO_FEW_REQUESTS, SloReason.IDLE})
 
-ReadSlo = Callable[[ManagedPod, Slo], Awaitable[SloReading]]
+ReadSlo = Callable[[ManagedPod, Slo | RateSlo], Awaitable[SloReading]]
 
 
 class SloReader:
-    """State of each pod's latency target.
+    """State of each pod's own target.
 
     Args:
         read: read one pod's target once.
@@ -68,9 +79,14 @@ class SloReader:
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
 
     def sign(self, pod_uid: str) -> SloSign | None:
-        """Return the state of a pod's target for the loop."""
+        """Return the state of a pod's latency target for the loop."""
         record = self._records.get(pod_uid)
         return record.sign(self._clock()) if record is not None else None
+
+    def rate(self, pod: ManagedPod) -> RateSign | None:
+        """Return what a pod reports of its rate, for the loop."""
+        record = self._records.get(pod.uid)
+        return rate_sign(record, pod.slo) if record is not None and isinstance(pod.slo, RateSlo) else None
 
     def status(self, pod: ManagedPod) -> TenantSlo | None:
         """Return a pod's status against its target; None for one without a target."""
@@ -82,8 +98,10 @@ class SloReader:
             reason=record.reason.value,
             message=record.detail[:1024],
             target=str(pod.slo),
-            target_seconds=pod.slo.target_seconds,
+            target_seconds=pod.slo.target_seconds if isinstance(pod.slo, Slo) else None,
             measured_seconds=record.measured_seconds,
+            target_per_second=pod.slo.target_per_second if isinstance(pod.slo, RateSlo) else None,
+            measured_per_second=record.measured_per_second,
         )
 
     async def step(self) -> None:
@@ -127,12 +145,12 @@ class SloReader:
         before = self._records.get(pod.uid, SloRecord())
         try:
             reading = await self._reading(pod, pod.slo, room)
-            after = read_slo(before, reading, self._clock(), pod.slo)
+            after = read_target(before, reading, self._clock(), pod.slo)
         except Exception:  # noqa: BLE001 - one pod's page must not end the readings of the others
             self._state.counts.error(AgentPart.SLO)
             _log.exception("target of pod %s could not be read", pod.key)
             reading = SloTrouble(SloReason.BAD_ANSWER, "the agent fails at what it read")
-            after = read_slo(before, reading, self._clock(), pod.slo)
+            after = read_target(before, reading, self._clock(), pod.slo)
         if isinstance(reading, SloTrouble) and reading.reason is not SloReason.STARTING:
             self.failures[reading.reason.value] += 1
         self._records[pod.uid] = after
@@ -141,16 +159,23 @@ class SloReader:
         if (after.met, after.reason) != (before.met, before.reason):
             self._note(pod, before, after)
 
-    async def _reading(self, pod: ManagedPod, slo: Slo, room: asyncio.Semaphore) -> SloReading:
+    async def _reading(self, pod: ManagedPod, slo: Slo | RateSlo, room: asyncio.Semaphore) -> SloReading:
         terms = self._terms(pod)
         if not terms.is_certain:
             return SloTrouble(SloReason.STARTING, "its GpuShare was not read yet, so its class is unknown")
-        if terms.job_class is not JobClass.LATENCY:
-            return SloTrouble(SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no target")
+        if terms.job_class is not class_of_target(slo):
+            if terms.job_class is JobClass.LATENCY:
+                return SloTrouble(SloReason.NOT_THROUGHPUT, "its GpuShare says class latency, which has no rate")
+            return SloTrouble(
+                SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no latency target"
+            )
         async with room:
             begun = self._clock()
             try:
-                return await self._read(pod, slo)
+                found = await self._read(pod, slo)
+                if isinstance(found, CounterReading):
+                    return replace(found, took_seconds=max(0.0, self._clock() - begun))
+                return found
             finally:
                 now = self._clock()
                 self._slow.pop(pod.uid, None)

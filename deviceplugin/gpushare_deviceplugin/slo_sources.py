@@ -1,4 +1,4 @@
-"""Read a pod's latency from a page of the pod itself or from a Prometheus (docs/adr/0145).
+"""Read a pod's latency or counter from a page of the pod itself or from a Prometheus (docs/adr/0145).
 
 The annotation's author chooses port, path and query, so nothing beyond the pod's own address is contacted: no
 redirect, no proxy, no host name, no host network. Answers are bounded in time and size.
@@ -15,8 +15,16 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpushare.core.api import PodSeries, PrometheusQuery, Slo, shown
-from gpushare.core.control import QuantileSample, RequestCounts, SloReading, SloReason, SloTrouble
+from gpushare.core.api import PodSeries, PrometheusQuery, RateSlo, Slo, shown
+from gpushare.core.control import (
+    CounterReading,
+    QuantileSample,
+    RateSample,
+    RequestCounts,
+    SloReading,
+    SloReason,
+    SloTrouble,
+)
 from gpushare_deviceplugin.pods import ManagedPod
 
 READ_TIMEOUT_SECONDS: Final = 3.0
@@ -59,10 +67,10 @@ class SloSources:
         if self._session is not None:
             await self._session.close()
 
-    async def read(self, pod: ManagedPod, slo: Slo) -> SloReading:
+    async def read(self, pod: ManagedPod, slo: Slo | RateSlo) -> SloReading:
         """Read a pod's target once; never raise because of the other side's behaviour."""
         if isinstance(slo.source, PrometheusQuery):
-            return await self._ask(pod, slo.source)
+            return await self._ask(pod, slo.source, is_rate=isinstance(slo, RateSlo))
         if pod.is_host_network:
             why = "its pod uses the node's network, where its address is the node's; use gpushare.io/slo-query"
             return SloTrouble(SloReason.HOST_NETWORK, why)
@@ -73,9 +81,11 @@ class SloSources:
         found = await self._get(url, MOST_BYTES, f"port {slo.source.port} of the pod")
         if isinstance(found, SloTrouble):
             return found
+        if isinstance(slo, RateSlo):
+            return parse_counter(found, slo.source)
         return parse_page(found, slo.source, slo.quantile_ratio)
 
-    async def _ask(self, pod: ManagedPod, query: PrometheusQuery) -> SloReading:
+    async def _ask(self, pod: ManagedPod, query: PrometheusQuery, *, is_rate: bool) -> SloReading:
         if not self._prometheus:
             why = "no Prometheus is set (the chart's value slo.prometheusUrl)"
             return SloTrouble(SloReason.NO_PROMETHEUS, why)
@@ -85,7 +95,7 @@ class SloSources:
             "namespace": pod.namespace,  # prom-label-proxy restricts the query to it; Prometheus ignores it
         }
         found = await self._get(f"{self._prometheus}/api/v1/query", MOST_ANSWER_BYTES, params=asked)
-        return found if isinstance(found, SloTrouble) else parse_answer(found)
+        return found if isinstance(found, SloTrouble) else parse_answer(found, is_rate=is_rate)
 
     async def _get(
         self, url: str, most_bytes: int, whose: str = "", params: Mapping[str, str] | None = None
@@ -152,7 +162,26 @@ def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloRead
     return SloTrouble(SloReason.NO_SERIES, f"the page has no histogram or summary {source.series} with its labels")
 
 
-def parse_answer(body: bytes) -> SloReading:
+def parse_counter(page: bytes, source: PodSeries) -> SloReading:
+    """Return a counter's total from a page in Prometheus' text format, the sum over the series with its labels."""
+    lines = _lines_of(page, source.series)
+    if isinstance(lines, SloTrouble):
+        return lines
+    try:
+        found = [
+            (name, value)
+            for name, labels, value in _samples(lines)
+            if all(labels.get(key) == wanted for key, wanted in source.labels)
+        ]
+    except (ValueError, KeyError, IndexError) as error:
+        return SloTrouble(SloReason.BAD_ANSWER, f"the page is not in Prometheus' text format: {_plain(error)}")
+    for wanted in (source.series, f"{source.series}_total"):
+        if totals := [value for name, value in found if name == wanted]:
+            return CounterReading(float(sum(totals)))
+    return SloTrouble(SloReason.NO_SERIES, f"the page has no counter {source.series} with its labels")
+
+
+def parse_answer(body: bytes, *, is_rate: bool = False) -> SloReading:
     """Return the value of Prometheus' answer to an instant query; the worst of several series."""
     try:
         answer: Any = orjson.loads(body)
@@ -168,17 +197,17 @@ def parse_answer(body: bytes) -> SloReading:
         if not points:
             return SloTrouble(SloReason.NO_SERIES, "the query has no result")
         stamp = max(float(point[0]) for point in points)
-        value = _worst([float(point[1]) for point in points])
+        values = [float(point[1]) for point in points]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return SloTrouble(SloReason.BAD_ANSWER, "the answer is not Prometheus'")
     if not math.isfinite(stamp):
         return SloTrouble(SloReason.BAD_ANSWER, "the answer has no time")
-    return QuantileSample(value, stamp=stamp)
+    return RateSample(_least(values), stamp) if is_rate else QuantileSample(_worst(values), stamp=stamp)
 
 
 def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
     """Return the lines of a family; search the bytes, and stop at a bound that it exceeds."""
-    family = re.compile(rb"\n(" + re.escape(series.encode()) + rb"(?:_bucket|_count|_sum)?[{ \t][^\n]*)")
+    family = re.compile(rb"\n(" + re.escape(series.encode()) + rb"(?:_bucket|_count|_sum|_total)?[{ \t][^\n]*)")
     lines: list[str] = []
     room = MOST_FAMILY_BYTES
     for found in family.finditer(b"\n" + page):
@@ -205,6 +234,11 @@ def _samples(lines: Iterable[str]) -> Iterable[tuple[str, Mapping[str, str], flo
 def _worst(values: list[float]) -> float:
     """Return the largest number; NaN where there is none."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _least(values: list[float]) -> float:
+    """Return the smallest number; NaN where there is none."""
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _plain(error: BaseException) -> str:

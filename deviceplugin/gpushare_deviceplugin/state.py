@@ -90,7 +90,8 @@ class NodeState:
         listed_health: health of the GPUs as kubelet is told.
         allocations: pod uid -> shares by GPU, from kubelet's PodResources, whose lists can lack a pod for a while
             (`set_allocations`); None until its first answer.
-        problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures at present.
+        problem: why the driver gives no devices; left_out: by index, why a GPU that it counts cannot be read.
+        unmeasured: by GPU, why it gives no figures at present.
         unreadable: by GPU, why its tenants cannot be read in place, empty if they can; absent until that is known.
         changed: set by every change that matters to the GpuNode, the decisions or kubelet.
     """
@@ -103,12 +104,13 @@ class NodeState:
         self.allocations: dict[str, dict[str, int]] | None = None
         self.counts = Counts()
         self.problem = ""
+        self.left_out: Mapping[int, str] = {}
         self.unmeasured: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
         self._listed: frozenset[str] = frozenset()  # uids that kubelet's last list names
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
         self._forgotten: dict[str, tuple[ManagedPod, float]] = {}
-        self._reported: set[tuple[str, str]] = set()
+        self._reported: dict[str, str] = {}  # pod uid -> the problem that was logged last
         self._clock, self._wall = clock, wall
         self._is_clock_behind = False
         self._waiters: set[asyncio.Event] = set()
@@ -135,6 +137,12 @@ class NodeState:
             self.gpus |= new
             for uuid in new:
                 self.health.setdefault(uuid, GpuHealth(Health.HEALTHY))
+            self.touch()
+
+    def set_left_out(self, left_out: Mapping[int, str]) -> None:
+        """Record the GPUs that cannot be read now, by index with the reason."""
+        if self.left_out != left_out:
+            self.left_out = dict(left_out)
             self.touch()
 
     def set_health(self, uuid: str, health: GpuHealth, *, may_pass: bool = False) -> None:
@@ -173,7 +181,7 @@ class NodeState:
             self.touch()
 
     def put_pod(self, pod: ManagedPod) -> None:
-        """Record a pod that appeared or changed; a problem with its annotations is logged once.
+        """Record a pod that appeared or changed; each new problem with its annotations is logged.
 
         What was decided stays in force while they are invalid. All else is as it is now: that the pod ends, above
         all.
@@ -181,8 +189,8 @@ class NodeState:
         old = self.pods.get(pod.uid)
         if pod.problem and old is not None and old.decision is not None:
             pod = pod.as_annotated_before(old)
-        if pod.problem and (pod.uid, pod.problem) not in self._reported:
-            self._reported.add((pod.uid, pod.problem))
+        if pod.problem and pod.problem != self._reported.get(pod.uid):
+            self._reported[pod.uid] = pod.problem
             self.counts.bad_pods += 1
             _log.warning("pod %s: %s", pod.key, problem_in_words(pod), extra={"pod": pod.uid})
         if old is not None and pod.ends_at is not None:
@@ -227,7 +235,7 @@ class NodeState:
                 ends_at = min(pod.ends_at, self._wall())
                 self._forgotten[uid] = replace(pod, ends_at=ends_at), self._clock() + FORGOTTEN_SECONDS
             self._presumed.pop(uid, None)
-            self._reported = {(pod_uid, problem) for pod_uid, problem in self._reported if pod_uid != uid}
+            self._reported.pop(uid, None)
             self.touch()
 
     def forgotten(self) -> list[ManagedPod]:

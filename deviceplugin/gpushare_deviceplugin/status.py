@@ -43,7 +43,8 @@ class TenantMeasure:
         progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
         pipes: its own use of each pipe, 0 to 1.
         alone_ratio: its progress if every neighbour were stopped, under its cap.
-        predicted_progress_ratio: the interference model's prediction beside these neighbours.
+        predicted_progress_ratio: the interference model's prediction beside these neighbours;
+            predicted_error_ratio: its standard deviation.
         is_asleep: it makes no progress, and not because of neighbours.
         profile: its workload's signature, if its GpuShare has none as good.
         phase: which of its signatures explains the window beside others; 0 is the usual one.
@@ -59,6 +60,7 @@ class TenantMeasure:
     alone_ratio: float | None = None
     is_asleep: bool = False
     predicted_progress_ratio: float | None = None
+    predicted_error_ratio: float | None = None
     phase: int | None = None
     threads_in_force: int | None = None
 
@@ -84,7 +86,7 @@ class Keeping:
         promise_ratio: promised progress.
         throttle_ratio: part of the time that it is stopped; None if it is not throttled.
         retract: why it should leave; None if it may stay.
-        slo: status against its own latency target.
+        slo: status against its own target.
         trouble: its trouble, if any.
     """
 
@@ -200,9 +202,9 @@ def conditions_of(
 ) -> tuple[Condition, ...]:
     """Return the conditions of the node's GPUs.
 
-    They say whether the driver answers, every GPU gives counters, the model was fitted on their models, and pods
-    can be throttled; the last one is absent until a gate reports it. Another one is present only while workloads
-    cannot be read in place, because of the GPUs' counters.
+    They say whether the driver answers and reads each GPU, every GPU gives counters, the model was fitted on their
+    models, and pods can be throttled; the last one is absent until a gate reports it. Another one is present only
+    while workloads cannot be read in place, because of the GPUs' counters.
 
     Args:
         fitted_on: the GPU models that interference models were fitted on.
@@ -214,8 +216,12 @@ def conditions_of(
     unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
     unreadable = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unreadable.items()) if why)
     readings = _condition(names.READINGS_READY, unreadable, good="ShortWindows", bad="LongWindows")
+    left_out = "; ".join(
+        f"GPU {index} cannot be read and is left out: {why}" for index, why in sorted(state.left_out.items())
+    )
+    reason = "DriverError" if state.problem else "UnreadableGpu"
     return (
-        _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
+        _condition(names.DEVICES_READY, state.problem or left_out, good="Sampled", bad=reason),
         _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
         _condition("ModelCalibrated", uncalibrated, good="Fitted", bad="FittedElsewhere"),
         *((throttle,) if reports else ()),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from devcluster.progress import Failed
 
-MINIMUM_DRIVER = 525  # gpushare.devices.shareable's, which is not here where there is no checkout's environment
+MINIMUM_DRIVER = 525  # gpushare.core.gpu's, which is not here where there is no checkout's environment
 QUERY = ("--query-gpu=index,driver_version,mig.mode.current,compute_mode", "--format=csv,noheader")
 OWN_DIRECTORY = "/run/gpushare"
 MPS_PROGRAMS = "nvidia-cuda-mps"  # all that the kernel keeps of the daemon's and the server's names

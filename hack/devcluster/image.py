@@ -63,7 +63,8 @@ def scheduler() -> tuple[str, Path]:
 
 
 def _keep_newest(directory: Path, count: int) -> None:
-    entries = sorted(directory.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    whole = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]  # others are being built
+    entries = sorted(whole, key=lambda entry: entry.stat().st_mtime, reverse=True)
     for old in entries[count:]:
         shutil.rmtree(old, ignore_errors=True)
 

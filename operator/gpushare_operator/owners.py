@@ -17,9 +17,10 @@ FORBIDDEN_SECONDS: Final = 60.0
 """How long a kind that may not be read is not asked for: a role may be mended, and each new pod would ask."""
 # A Deployment's pod has two, a CronJob's too. Whoever may write Jobs may let them own themselves or each other.
 _MOST_OWNERS: Final = 8
+JOBS: Final = Resource("batch", "v1", "jobs", "Job", namespaced=True)
 _KINDS: Final = {
     "ReplicaSet": Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),
-    "Job": Resource("batch", "v1", "jobs", "Job", namespaced=True),
+    JOBS.kind: JOBS,
 }
 
 

@@ -311,7 +311,7 @@ class ShareReconciler:
         status = control.status_of(
             replace(share, status=before),
             pods,
-            self.world.fares_of(key),
+            self.world.pod_reports_of(key),
             self._settings,
             now,
             standing=replace(standing, neighbours_ended=ended),

@@ -1,14 +1,17 @@
 """Agents' reports in GpuNodes, reduced to what the operator uses, and whether each agent is alive."""
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import inf, isfinite
 from typing import Final, Self
 
 from gpushare.core.api import GpuNode, GpuStatus, NeighboursEnded, TenantStatus, TenantTrouble
-from gpushare.core.control import Fares, ReplacementAsk, RetractionAsk, fares_of
+from gpushare.core.control import PodReport, ReplacementAsk, RetractionAsk, pod_reports_of
 from gpushare.kube import Json
 from gpushare.runtime.moments import unix_seconds
 
+DEAF_SECONDS: Final = 75.0
+"""After this time without an answer of the API server nothing can be heard of any agent; a watch brings a bookmark
+about every 60 s."""
 _SHARED: Final = 2  # tenants that make a GPU shared
 
 
@@ -46,14 +49,14 @@ class NodeReport:
 
     Attributes:
         sets: tenants of each GPU that is shared and undisturbed.
-        fares: progress of each pod, by uid.
+        pod_reports: progress of each pod, by uid.
         asks: pod, GPU and reason of each pod that the agent wants moved away.
         troubles: pod, GPU and trouble of each pod that has any.
         faults: each GPU's last fault, if it is known which pod caused it.
         observed_at: time of the observation by the agent's clock; comparable only with times of the same agent.
     """
 
-    fares: dict[str, Fares]
+    pod_reports: dict[str, PodReport]
     asks: tuple[tuple[str, str, str], ...] = ()
     observed_at: str = ""
     sets: tuple[ReportedSet, ...] = ()
@@ -84,7 +87,7 @@ class NodeReport:
             and fault.begun_by is not None
             and isfinite(unix_seconds(fault.at))
         )
-        return cls(fares_of([status]), asks, status.observed_at or "", sets, troubles, faults)
+        return cls(pod_reports_of([status]), asks, status.observed_at or "", sets, troubles, faults)
 
 
 def _set_of(gpu: GpuStatus) -> ReportedSet | None:
@@ -117,12 +120,14 @@ class _Heard:
 
     Attributes:
         at: time of the agent's last write, by our monotonic clock.
+        deaf_seconds: part of the time since then in which it could not be heard.
         is_alive: whether it has written since we first saw its GpuNode.
     """
 
     report: NodeReport
     at: float
     is_alive: bool
+    deaf_seconds: float = 0.0
 
 
 class Reports:
@@ -130,15 +135,20 @@ class Reports:
 
     Times are seconds of one monotonic clock: a wall clock that is set would make every agent silent, or a dead one
     alive.
+
+    Time in which the API server answered nothing is no agent's silence: none could be heard, or write. Requests of
+    agents grow old meanwhile nevertheless, since nobody is to be evicted by what was true before.
     """
 
     def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}
+        self._answered_at = -inf
         self._asking: set[str] = set()
         self._troubled: set[str] = set()
 
     def put(self, node: str, report: NodeReport | None, now: float) -> None:
         """Record a new or changed GpuNode; None: it is gone."""
+        self.answered(now)
         if report is None:
             self._heard.pop(node, None)
             self._asking.discard(node)
@@ -148,11 +158,20 @@ class Reports:
         if before is None:
             self._heard[node] = _Heard(report, now, is_alive=False)
         elif before.report.observed_at == report.observed_at:  # the same report, or another writer's change
-            self._heard[node] = _Heard(report, before.at, before.is_alive)
+            self._heard[node] = replace(before, report=report)
         else:
             self._heard[node] = _Heard(report, now, is_alive=True)
         (self._asking.add if report.asks else self._asking.discard)(node)
         (self._troubled.add if report.troubles else self._troubled.discard)(node)
+
+    def answered(self, now: float) -> None:
+        """Record that a list of GpuNodes or anything of their watch has come, a bookmark at the least."""
+        missed, self._answered_at = now - self._answered_at, now
+        if DEAF_SECONDS < missed < inf:
+            self._heard = {
+                node: replace(heard, deaf_seconds=heard.deaf_seconds + missed)
+                for node, heard in self._heard.items()
+            }
 
     def asks(self, now: float) -> tuple[tuple[str, RetractionAsk], ...]:
         """Return every agent's request to move a pod away, with its node."""
@@ -173,5 +192,8 @@ class Reports:
         )
 
     def silent(self, now: float, seconds: float) -> frozenset[str]:
-        """Return the nodes whose agent has not written for this many seconds, by our clock."""
-        return frozenset(node for node, heard in self._heard.items() if now - heard.at > seconds)
+        """Return the nodes whose agent has not written for this many seconds in which it could be heard."""
+        until = min(now, self._answered_at + DEAF_SECONDS)
+        return frozenset(
+            node for node, heard in self._heard.items() if until - heard.at - heard.deaf_seconds > seconds
+        )

@@ -37,9 +37,11 @@ from gpushare.kube import (
     Json,
     NotFound,
     Retryable,
+    cut_note,
     record_event,
 )
 from gpushare.runtime.moments import unix_seconds
+from gpushare_operator.jobs import LastTries
 from gpushare_operator.metrics import EvictionRefusal, OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports
 from gpushare_operator.world import ClusterView
@@ -80,7 +82,8 @@ class Refusals:
         least = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
         is_budget = _BUDGET_CAUSE in error.causes
         reason = EvictionRefusal.BUDGET if is_budget else EvictionRefusal.FAILED
-        self._of_pod[uid] = (count, now + max(least, REFUSED.seconds(count)), reason.value, str(error))
+        next_at = now + max(least, REFUSED.seconds(count))
+        self._of_pod[uid] = (count, next_at, reason.value, cut_note(str(error)))
         return reason.value
 
     def is_waiting(self, uid: str, now: float) -> bool:
@@ -88,7 +91,7 @@ class Refusals:
         return uid in self._of_pod and now < self._of_pod[uid][1]
 
     def answer(self, uid: str) -> tuple[str, str] | None:
-        """Return the last refusal's reason and the API server's answer."""
+        """Return the last refusal's reason and the API server's answer, cut as an event's note is."""
         known = self._of_pod.get(uid)
         return None if known is None else known[2:]
 
@@ -104,6 +107,8 @@ class Retractor:
     Args:
         clock: seconds of the wall clock, which continues across restarts.
         monotonic: seconds of a clock that is never set, for how long agents have been silent and pods wait.
+        is_known: returns whether all pods and GpuShares of a namespace are known. Until then a pod of it may seem
+            to have left.
     """
 
     def __init__(
@@ -116,10 +121,13 @@ class Retractor:
         controller: str,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        is_known: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.reports = Reports()
         self._api, self._world, self._settings, self._metrics = api, world, settings, metrics
         self._controller, self._clock, self._monotonic = controller, clock, monotonic
+        self._is_known = is_known
+        self._last_tries = LastTries(api, monotonic)
         self._accepted: dict[str, float] = {}
         self._last_left: dict[str, float] = {}
         self._refusals = Refusals()
@@ -145,10 +153,15 @@ class Retractor:
         for fault in control.ended_lately(faults, self._clock(), unix_seconds):
             self._world.blame(node, fault)
 
+    def answered(self) -> None:
+        """Record that the API server answered about GpuNodes."""
+        self.reports.answered(self._monotonic())
+
     async def step(self) -> None:
         """Do what is due now."""
-        now = self._clock()
         self._world.silence(self.reports.silent(self._monotonic(), SILENT_SECONDS))
+        await self._last_tries.look(self._asked_pods())
+        now = self._clock()
         situation = self._situation(now)
         plan = control.plan_retractions(situation, self._settings.retraction, now)
         for share, records in plan.records.items():
@@ -169,6 +182,17 @@ class Retractor:
         elif replacement.evict is not None:
             await self._replace(replacement.evict, asks[replacement.evict], now)
 
+    def _asked_pods(self) -> list[PodView]:
+        """Return the pods that agents ask to move away or, where the settings say so, to replace."""
+        now, wanted = self._monotonic(), self._settings.hygiene
+        asked = [(node, ask.pod_uid, ask.gpu) for node, ask in self.reports.asks(now)]
+        asked += [
+            (node, ask.pod_uid, ask.gpu)
+            for node, ask in self.reports.troubles(now)
+            if wanted.action_of(ask.kind) is HygieneAction.REPLACE
+        ]
+        return [pod for each in asked if (pod := self._pod_of(*each)) is not None]
+
     def _replacement_asks(self) -> dict[str, ReplacementAsk]:
         """Return the pods in trouble that are to be replaced, by uid."""
         wanted = self._settings.hygiene
@@ -182,7 +206,7 @@ class Retractor:
         self, asks: Mapping[str, ReplacementAsk], situation: RetractionSituation, now: float
     ) -> ReplacementPlan:
         self._replaced = {uid: at for uid, at in self._replaced.items() if 0.0 <= now - at < _ACCEPTED_SECONDS}
-        self._replaced_of_share = control.remembered(self._replaced_of_share, now)
+        self._replaced_of_share = control.recent_replacements(self._replaced_of_share, now)
         gpus = {ask.gpu for ask in asks.values()}
         residents = self._residents(gpus)
         self._last_left |= _left_now(residents, now)
@@ -232,7 +256,7 @@ class Retractor:
         if outcome is _EvictionOutcome.GONE:
             return
         share = str(self._world.share_of_pod(uid) or "")
-        self._replaced_of_share[share] = control.counted(self._replaced_of_share.get(share), now)
+        self._replaced_of_share[share] = control.count_replacement(self._replaced_of_share.get(share), now)
         self._metrics.replacements.labels(ask.kind.value).inc()
         _log.info("evicted pod %s, so that another is made in its place: %s", pod.key, ask.reason)
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
@@ -247,7 +271,11 @@ class Retractor:
         }
         names = {ask.pod_uid: self._world.pods[ask.pod_uid].name for ask in asks}
         self._names = names | {uid: name for uid, name in self._names.items() if uid in self._accepted}
-        records = {str(key): tuple(map(_read, history)) for key, history in self._world.retractions().items()}
+        records = {
+            str(key): tuple(map(_read, history))
+            for key, history in self._world.retractions().items()
+            if self._is_known(key.namespace)
+        }
         intents = {one.pod_uid: one for history in records.values() for one in history if one.is_intent}
         self._refusals.keep({*intents, *self._replacement_asks()})
         self._accepted = {
@@ -262,18 +290,32 @@ class Retractor:
             residents=residents,
             records=records,
             written=frozenset(
-                uid for uid in self._written_intents() if not self._refusals.is_waiting(uid, self._monotonic())
+                uid
+                for uid, gpu in self._written_intents()
+                if uid in intents
+                and gpu == intents[uid].gpu
+                and not self._refusals.is_waiting(uid, self._monotonic())
             ),
             evicted=self._accepted | self._replaced,
+            corrected={
+                uid: self._resident(self._world.pods[uid])
+                for uid, intent in intents.items()
+                if uid in self._world.pods and uid not in {one.uid for one in residents[intent.gpu]}
+            },
             last_left=self._last_left,
         )
 
     def _is_its_own(self, node: str, pod_uid: str, gpu: str) -> bool:
-        """Return whether the pod is on that node and GPU: a node may not decide about other nodes' pods."""
+        """Return whether the pod is on that node and GPU, and it is known what becomes of its Job without it."""
+        pod = self._pod_of(node, pod_uid, gpu)
+        return pod is not None and self._last_tries.is_known(pod)
+
+    def _pod_of(self, node: str, pod_uid: str, gpu: str) -> PodView | None:
+        """Return a pod that is known, on that node and GPU: a node may not decide about other nodes' pods."""
         pod = self._world.pods.get(pod_uid)
-        if pod is None or pod.node != node:
-            return False
-        return pod.decision is not None and gpu in pod.decision.gpu_uuids
+        if pod is None or pod.node != node or not self._is_known(pod.namespace):
+            return None
+        return pod if pod.decision is not None and gpu in pod.decision.gpu_uuids else None
 
     def _residents(self, gpus: set[str]) -> dict[str, tuple[Resident, ...]]:
         """Return the pods placed on these GPUs."""
@@ -297,13 +339,14 @@ class Retractor:
             leaving=pod.leaving,
             ended=pod.finished,
             replaceable=pod.controller is not None,
+            is_last_try=self._last_tries.has(pod.uid),
         )
 
-    def _written_intents(self) -> set[str]:
-        """Return the pods whose intent the API server has accepted."""
+    def _written_intents(self) -> set[tuple[str, str]]:
+        """Return pod and GPU of each intent that the API server has accepted."""
         shares = (self._world.shares[key] for key in self._world.retractions())
         return {
-            one.pod_uid
+            (one.pod_uid, one.gpu or "")
             for share in shares
             for one in share.status.retractions
             if one.until is None and one.pod_uid is not None
@@ -334,6 +377,7 @@ class Retractor:
             self._metrics.retractions_refused.labels(reason).inc()
             _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
             return _EvictionOutcome.REFUSED
+        self._last_tries.evicted(pod)
         return _EvictionOutcome.ACCEPTED
 
     async def _is_gone(self, pod: PodView) -> bool:

@@ -149,6 +149,7 @@ class Operator:
                 settings,
                 self._metrics,
                 controller=CONTROLLER,
+                is_known=self._is_known,
             )
             self._learner = Learner(self._reconciler.world, self._metrics)
             self._listings = [
@@ -158,7 +159,9 @@ class Operator:
             ]
             self._refusals = KopfRefusals(self._listings)
             self._metrics.refused_namespaces.set_function(partial(len, self._refusals))
-            self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
+            self._nodes = Reflector(
+                api, GPUNODES, NodeReport.of, on_change=self._on_node, on_answer=self._retractor.answered
+            )
             await stack.enter_async_context(self._nodes)
             self._tasks = [asyncio.create_task(self._work(), name="reconciler")]
             self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
@@ -253,7 +256,7 @@ class Operator:
         assert self._retractor is not None
         assert self._learner is not None
         gone = change is Change.DELETED
-        self._reconciler.world.put_node(key, {} if gone else report.fares)
+        self._reconciler.world.put_node(key, {} if gone else report.pod_reports)
         self._retractor.node_changed(key, None if gone else report)
         self._learner.node_changed(key, () if gone else report.sets)
 

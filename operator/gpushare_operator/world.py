@@ -30,7 +30,7 @@ from gpushare.core.api import (
     Retraction,
     WorkloadSignature,
 )
-from gpushare.core.control import Fares, Standing, learnt_with, reports_only_figures, usual_work, with_ended
+from gpushare.core.control import PodReport, Standing, learnt_with, reports_only_figures, usual_work, with_ended
 from gpushare.core.placement import WindowStarts
 from gpushare.runtime.moments import ClockSteps, unix_seconds
 
@@ -85,8 +85,8 @@ class ClusterView:
         self._pods_of_term: dict[tuple[str, Term], set[str]] = {}
         self._share_of_pod: dict[str, ShareKey | None] = {}
         self._pods_of_share: dict[ShareKey, set[str]] = {}
-        self._fares: dict[str, dict[str, Fares]] = {}  # by node and pod uid
-        self._node_of_pod: dict[str, dict[str, Fares]] = {}
+        self._pod_reports: dict[str, dict[str, PodReport]] = {}  # by node and pod uid
+        self._node_of_pod: dict[str, dict[str, PodReport]] = {}
         self._silent: frozenset[str] = frozenset()
         self._retracted: set[ShareKey] = set()  # with retractions in their status
         self._wanted: dict[ShareKey, tuple[Retraction, ...]] = {}  # not written yet
@@ -117,7 +117,7 @@ class ClusterView:
         """Return the pods of a GpuShare."""
         return [self._pods[uid] for uid in self._pods_of_share.get(key, ())]
 
-    def fares_of(self, key: ShareKey) -> dict[str, Fares]:
+    def pod_reports_of(self, key: ShareKey) -> dict[str, PodReport]:
         """Return the progress of a GpuShare's pods, by uid, as the agents of their own nodes report it.
 
         A report about a pod that is on no node yet, by what the watch has brought, counts once the pod is there.
@@ -125,9 +125,9 @@ class ClusterView:
         found = {}
         for uid in self._pods_of_share.get(key, ()):
             own = self._pods[uid].node
-            for node, fares in self._node_of_pod.get(uid, {}).items():
+            for node, pod_reports in self._node_of_pod.get(uid, {}).items():
                 if own == node:
-                    found[uid] = Fares(is_silent=True) if node in self._silent else fares
+                    found[uid] = PodReport(is_silent=True) if node in self._silent else pod_reports
         return found
 
     def share_of_pod(self, uid: str) -> ShareKey | None:
@@ -309,13 +309,13 @@ class ClusterView:
             self._pods_of_share.pop(key, None)
             self._touched(key)
 
-    def put_node(self, node: str, fares: Mapping[str, Fares]) -> None:
+    def put_node(self, node: str, pod_reports: Mapping[str, PodReport]) -> None:
         """Record what a node's agent reports; an empty mapping forgets the node."""
-        before = self._fares.pop(node, {})
-        if fares:
-            self._fares[node] = dict(fares)
-        for uid in before.keys() | fares.keys():
-            was, now = before.get(uid), fares.get(uid)
+        before = self._pod_reports.pop(node, {})
+        if pod_reports:
+            self._pod_reports[node] = dict(pod_reports)
+        for uid in before.keys() | pod_reports.keys():
+            was, now = before.get(uid), pod_reports.get(uid)
             if was == now:
                 continue
             of_pod = self._node_of_pod.setdefault(uid, {})
@@ -333,7 +333,7 @@ class ClusterView:
         """Record which nodes' agents are silent: their last reports no longer count."""
         changed, self._silent = nodes ^ self._silent, nodes
         for node in changed:
-            for uid in self._fares.get(node, {}):
+            for uid in self._pod_reports.get(node, {}):
                 if (share := self._share_of_pod.get(uid)) is not None:
                     self._touched(share)
 

@@ -36,3 +36,19 @@ def test_a_tenth_more_is_promised_to_class_throughput_alone() -> None:
         admitted = policy._admitted(SimpleNamespace(jobs=jobs, retractions={}), number)
         factor = 1.1 if job.job_class is JobClass.THROUGHPUT else 1.0
         assert admitted.max_slowdown == pytest.approx(job.max_slowdown / factor)
+
+
+def test_jobs_of_class_throughput_report_their_rate_and_are_below_their_promise_less_often() -> None:
+    truth = TableTruth(complete_table(), gpu_memory_mib=GPU_MEMORY_MIB)
+    world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
+    jobs = draw_table_jobs(truth, 40, gpus=4, load=2.0, seed=3)
+    late = {}
+    for name in ("class latency names targets", "every job names a target"):
+        policy = VARIANTS[name](world, 3)
+        late[name] = figures_of(world, policy, jobs, 4).late_ratio
+        reporting = {number for number, job in enumerate(jobs) if job.job_class is JobClass.THROUGHPUT}
+        assert set(policy._reports.counters) == (reporting if policy.reports else set())
+    for number, counter in policy._reports.counters.items():
+        alone = truth.rate_alone(jobs[number].workload)
+        assert counter.target.target_per_second == pytest.approx(jobs[number].least_progress * alone)
+    assert late["every job names a target"] < 0.7 * late["class latency names targets"], late

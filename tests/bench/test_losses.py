@@ -54,6 +54,7 @@ def test_true_profiles_tell_the_promises_that_the_table_tells(truth):
         assert promised_progress(profile, 30, 1.5) == promised_progress(truth.true_profiles[name], 30, 1.5)
 
 
+@pytest.mark.compute
 def test_gains_are_told_against_ours():
     variant = "true predictions and progress"
     lines = list(report([3], 3.0, 30, 4, [variant]))

@@ -42,6 +42,7 @@ def run(world, name, jobs):
     return lost, simulate(jobs, 3, policy, world.truth, on_span=lost.add)
 
 
+@pytest.mark.compute
 def test_hindsight_leaves_no_room_and_ours_says_why_it_does(world):
     jobs = draw_table_jobs(world.truth, 40, gpus=3, load=3.0, seed=3)
     best, _ = run(world, HINDSIGHT, jobs)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare.runtime.http import lag_histogram
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.own_server, pytest.mark.timeout(300)]
 
 
 async def test_every_pod_is_named_and_each_process_costs_time() -> None:

@@ -21,6 +21,7 @@ def test_a_cause_is_what_first_turns_a_slack_into_a_lack(slack, lasting, kept, c
     assert slack.cause(is_lasting=lasting, is_seen_kept=kept) is cause
 
 
+@pytest.mark.compute
 def test_every_retraction_is_accounted_for():
     lines = report(3, 3.0, 50, 4, verbose=True)
     summary = next(line for line in lines if line.startswith("seed"))

@@ -128,6 +128,7 @@ def test_what_is_said_of_the_same_jobs_as_pods_is_what_the_records_say(tmp_path:
     [
         ("h200-12-small-shares", "A third of the shares, as pods", range(10, 20)),
         ("h200-40-pods", "Forty jobs as pods", range(10, 101)),
+        ("h200-40-pods-1130", "Forty jobs as pods, once more", range(10, 101)),
     ],
 )
 def test_what_is_said_of_one_repetition_as_pods_is_what_the_records_say(
@@ -161,9 +162,7 @@ def test_what_is_said_of_one_repetition_as_pods_is_what_the_records_say(
 
 def test_what_is_said_of_gaps_between_forty_jobs_is_what_the_records_say(tmp_path: Path) -> None:
     section = PAGE.split("## Forty jobs as pods\n")[1].split("\n## ")[0]
-    jobs: dict[str, list[dict[str, Any]]] = {}
-    for job in opened("h200-40-pods", tmp_path).of("job"):
-        jobs.setdefault(job["run"].split("-", 1)[1].rsplit("-", 1)[0], []).append(job)
+    jobs = jobs_of(opened("h200-40-pods", tmp_path))
     for began, words in (("ready", "no job was at work in "), ("started", "none on the GPU at all in ")):
         gaps = {policy: round(idle_seconds(each, began)) for policy, each in jobs.items()}
         (numbers,) = re.findall(rf"{words}([^)]*)\)", section.replace("\n", " "))
@@ -173,6 +172,25 @@ def test_what_is_said_of_gaps_between_forty_jobs_is_what_the_records_say(tmp_pat
         assert list(map(int, re.findall(r"\d+", numbers))) == expected
     starts = [job["ready"] - job["started"] for job in jobs["gpushare"]]
     assert f"a pod takes {percentile(starts, 0.5):.1f} s in the median" in section
+
+
+def test_what_is_said_of_gaps_between_forty_jobs_two_days_later_is_what_the_records_say(tmp_path: Path) -> None:
+    section = PAGE.split("## Forty jobs as pods, once more\n")[1].split("\n## ")[0].replace("\n", " ")
+    jobs = jobs_of(opened("h200-40-pods-1130", tmp_path))
+    gaps = {policy: round(idle_seconds(each, "ready")) for policy, each in jobs.items()}
+    others = [gaps[name] for name in ("hard-caps", "mps-pairs", "time-slicing", "mps-equal", "fifo")]
+    (numbers,) = re.findall(r"no job was at work in ([^)]*)\)", section)
+    assert list(map(int, re.findall(r"\d+", numbers))) == [gaps["gpushare"], 170, *others, 370]
+    starts = [job["ready"] - job["started"] for job in jobs["gpushare"]]
+    assert f"starts of {percentile(starts, 0.5):.1f} s for 3.7 s" in section
+
+
+def jobs_of(records: Records) -> dict[str, list[dict[str, Any]]]:
+    """Return the jobs' records by policy."""
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for job in records.of("job"):
+        jobs.setdefault(job["run"].split("-", 1)[1].rsplit("-", 1)[0], []).append(job)
+    return jobs
 
 
 def idle_seconds(jobs: Sequence[dict[str, Any]], began: str) -> float:

@@ -187,6 +187,12 @@ def test_prometheus_scrapes_the_charts_certificate_by_the_pod_monitor(render: Re
         assert {one["value"][1] for one in prometheus.query("up")} == {"1"}
         left = min(ends().values()) - time.time()
         assert 1090 * 86400 < left < 1096 * 86400, "three years"
+        whole = prometheus.query(
+            "gpushare_certificate_expiry_timestamp_seconds - gpushare_certificate_not_before_timestamp_seconds"
+        )
+        assert {one["metric"]["pod"]: float(one["value"][1]) / 86400 for one in whole} == dict.fromkeys(
+            names_of, pytest.approx(1095, abs=1)
+        ), "both have the same labels"
 
 
 def test_metrics_are_for_those_who_are_named(render: Render) -> None:

@@ -142,9 +142,15 @@ RAISED = {
     "the extender is away": {"GpushareExtenderAway"},
     "bindings fail": {"GpushareBindFailures"},
     "a certificate is not renewed": {"GpushareCertificateExpires"},
+    "a short certificate is not renewed": {"GpushareCertificateExpires"},
+    "a certificate of an older part is not renewed": {"GpushareCertificateExpires"},
     "filter is slow": {"GpushareExtenderSlow"},
     "prioritize is slow": {"GpushareExtenderSlow"},
 }
+DAY = 86400.0
+# Days that a certificate is valid, and those that are left when it is renewed: by default of cert-manager, by the
+# `renewBefore` of its examples (15 days of 90) and of others, and by Let's Encrypt's clients.
+RENEWALS = [(1, 1 / 3), (7, 7 / 3), (30, 10), (60, 15), (60, 20), (90, 15), (90, 30), (365, 15), (1095, 365)]
 # A part of a rule: the alert, the rule without that part, and the trouble that it is for.
 PARTS = {
     "Fault|Down": ("GpushareMpsDown", "Fault", "the MPS daemon is down"),
@@ -156,6 +162,16 @@ PARTS = {
         "GpushareExtenderAway",
         "absent(gpushare_extender_ready)",
         "the extender is not ready",
+    ),
+    "gpushare_certificate_expiry_timestamp_seconds - time() < clamp_max(": (
+        "GpushareCertificateExpires",
+        "gpushare_certificate_expiry_timestamp_seconds - time() < 0 * clamp_max(",
+        "a short certificate is not renewed",
+    ),
+    "or (gpushare_certificate_expiry_timestamp_seconds - time() < 14 * 86400": (
+        "GpushareCertificateExpires",
+        "or (gpushare_certificate_expiry_timestamp_seconds - time() < 0",
+        "a certificate of an older part is not renewed",
     ),
     "filter|prioritize": ("GpushareExtenderSlow", "filter", "prioritize is slow"),
     'verb=~"filter|prioritize"': ("GpushareExtenderSlow", 'verb="prioritize"', "filter is slow"),
@@ -243,6 +259,34 @@ def _played(rules: Path, cases: list[Json]) -> subprocess.CompletedProcess[str]:
     suite = rules.with_name("tests.yaml")
     suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": cases}))
     return promtool("test", "rules", str(suite))
+
+
+def _tells_of_a_certificate(days: float, left_days: float) -> bool:
+    """Whether GpushareCertificateExpires holds of a certificate of so many days, of which so many are left."""
+    expression = _rules()["GpushareCertificateExpires"]
+    younger, _, _ = expression.partition(" or (")  # the rest is for parts that do not tell when it began
+    at = {
+        "gpushare_certificate_expiry_timestamp_seconds": left_days * DAY,
+        "gpushare_certificate_not_before_timestamp_seconds": (left_days - days) * DAY,
+        "clamp_max": min,
+        "time": lambda: 0.0,
+    }
+    return bool(eval(younger, {"__builtins__": {}}, at))
+
+
+@pytest.mark.parametrize(("days", "left_days"), RENEWALS)
+def test_no_certificate_that_is_renewed_in_time_raises_the_alert(days: float, left_days: float) -> None:
+    """Before, one of 90 days that is renewed 15 days before its end raised it for six days of each 75."""
+    while_it_is_renewed = 20 / (24 * 60)  # cert-manager asks, kubelet brings the Secret, the part reads it
+    assert not _tells_of_a_certificate(days, left_days - while_it_is_renewed)
+
+
+@pytest.mark.parametrize(("days", "left_days"), RENEWALS)
+def test_a_certificate_whose_renewal_is_overdue_raises_the_alert_in_time(days: float, left_days: float) -> None:
+    left_to_act = min(days / 8, 14.0) - 0.01
+    assert _tells_of_a_certificate(days, left_to_act)
+    assert _tells_of_a_certificate(days, -1)
+    assert not _tells_of_a_certificate(days, left_days)
 
 
 @pytest.mark.parametrize("part", PARTS)

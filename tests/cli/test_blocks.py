@@ -1,5 +1,6 @@
 """Every block of code in the README, the guide and its neighbours is run or read, or listed with the reason."""
 
+import ast
 import json
 import os
 import re
@@ -29,11 +30,14 @@ from blocks import (
 from fakecluster import HttpApiServer, pod_object
 from histories import UNTIL, prometheus_with_history
 from installed import lacking
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from realprometheus import Prometheus
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, is_ours, mutate
-from gpushare.core.api import Rejection
+from gpushare.core.api import PodSeries, RateSlo, Rejection, parse_slo
+from gpushare.core.control import CounterReading
 from gpushare.kube import GPUSHARES, NODES, PODS
+from gpushare_deviceplugin.slo_sources import parse_counter
 
 Call = Callable[..., tuple[int, str, str]]
 LANGUAGES = {"sh", "text", "yaml", "toml", "json", "python", "asciinema-player"}
@@ -245,6 +249,30 @@ def _must_be_accepted(annotations: dict[str, str]) -> None:
 def test_the_target_of_the_page_about_slow_pods_is_accepted() -> None:
     pairs = [line.split(": ", 1) for line in _of("docs/guide/slow.md", "gpushare.io/slo:").text.splitlines()]
     _must_be_accepted({"gpushare.io/fraction": "0.25", "gpushare.io/class": "latency", **dict(pairs)})
+
+
+def test_the_rate_of_the_page_on_gpushares_is_accepted() -> None:
+    rate = yaml.safe_load(_of("docs/gpushares.md", "gpushare.io/slo: rate>20").text)
+    _must_be_accepted({"gpushare.io/fraction": "0.25", **rate})
+
+
+def test_the_job_that_reports_its_steps_is_accepted_and_names_the_counter_that_its_program_serves() -> None:
+    job = yaml.safe_load(_of("docs/guide/slow.md", "apiVersion: batch/v1").text)
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    _must_be_accepted(annotations)
+    target = parse_slo(annotations)
+    assert isinstance(target, RateSlo)
+    assert isinstance(target.source, PodSeries)
+    calls = {
+        call.func.id: call.args[0]
+        for call in ast.walk(ast.parse(_of("docs/guide/slow.md", "import torch").text))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
+    name, port = ast.literal_eval(calls["Counter"]), ast.literal_eval(calls["start_http_server"])
+    registry = CollectorRegistry()
+    Counter(name, "As the program makes it.", registry=registry).inc(3)
+    assert parse_counter(generate_latest(registry), target.source) == CounterReading(3.0)
+    assert port == target.source.port
 
 
 def test_settings_and_programs_in_other_languages_are_read() -> None:

@@ -8,7 +8,7 @@ from gpushare.core.api import names
 from gpushare.core.placement import PlaceStanding
 from gpushare.kube import PODS, Api, NotFound, Resource, record_event
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.own_server]
 
 
 async def test_what_was_said_of_the_pod_is_found(real_api: Api, namespace: str) -> None:  # noqa: F811

@@ -3,8 +3,10 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,3 +142,31 @@ def test_what_the_first_hour_shows_is_what_is_printed(
     code, out, err = call(*words(command)[2:], *(["-n", "default"] if with_pod else []))
     assert code == 0, err
     assert [line.rstrip() for line in out.strip().splitlines()] == shown("first-hour.md", command)
+
+
+class _Matrix:
+    """A matrix on the GPU of the first hour's program; knows how many there are at once."""
+
+    present = most = 0
+
+    def __init__(self) -> None:
+        _Matrix.present += 1
+        _Matrix.most = max(_Matrix.most, _Matrix.present)
+
+    def __del__(self) -> None:
+        _Matrix.present -= 1
+
+    def __matmul__(self, other: "_Matrix") -> "_Matrix":
+        return _Matrix()
+
+
+def test_the_program_of_the_first_pod_stays_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its matrices have 256 MiB each, and it asks for 8 GiB."""
+    (pod,) = (param.values[0] for param in manifests() if "first-hour" in str(param.id))
+    assert pod["metadata"]["annotations"]["gpushare.io/memory"] == "8Gi"
+    *_, program = pod["spec"]["containers"][0]["command"]
+    assert "8192, 8192" in program
+    torch = SimpleNamespace(rand=lambda *_, **__: _Matrix(), cuda=SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    exec(program, {})
+    assert _Matrix.most * 256 <= 4 * 1024

@@ -169,19 +169,21 @@ def _host_series(folder: Path) -> int:
 
 
 def test_the_series_of_the_sizing_page_are_counted(tmp_path: Path) -> None:
-    without_target = {"slo_target_seconds": None, "slo_measured_seconds": None, "is_slo_met": None}
+    latency = dict.fromkeys(("slo_target_seconds", "slo_measured_seconds"))
+    rate = dict.fromkeys(("slo_target_per_second", "slo_measured_per_second"))
     node = _agent_series(0, 0)
     gpu_of_agent = _agent_series(1, 0) - node
     gpu_of_host = _host_series(tmp_path)
-    pod_of_agent = _agent_series(1, 1, **without_target) - _agent_series(1, 0)
-    with_target = _agent_series(1, 1) - _agent_series(1, 0)
+    pod_of_agent = _agent_series(1, 1, **latency, **rate, is_slo_met=None) - _agent_series(1, 0)
+    with_target = _agent_series(1, 1, **rate) - _agent_series(1, 0)
+    assert with_target == _agent_series(1, 1, **latency) - _agent_series(1, 0), "of either kind"
     operator = {family.name: len(family.samples) for family in WorkloadCollector(one_workload()).collect()}
     pod_of_operator = operator.pop("gpushare_workload_pod_info")
     # Its one pod waits; others of the same GpuShare may be placed, which is one series more.
     share = sum(operator.values()) + 1
     page = (DOCS / "guide" / "sizing.md").read_text()
     of_agent = f"{pod_of_agent} of the agent on its node, {pod_of_operator} of the operator"
-    of_pod = f"{of_agent}; {with_target - pod_of_agent} more with a latency target"
+    of_pod = f"{of_agent}; {with_target - pod_of_agent} more with a target of its own"
     for row in (
         f"| node | {node} |",
         f"| GPU | {gpu_of_agent + gpu_of_host} | {gpu_of_agent} of the agent, {gpu_of_host} of the MPS host |",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from fakecluster import HttpApiServer
-from terminal import PATIENCE_SECONDS, Terminal
+from terminal import OUR_PROGRAM, PATIENCE_SECONDS, SEVERAL, Terminal
 
 
 @pytest.mark.slow
@@ -46,8 +46,10 @@ def colours(shown: str) -> list[str]:
     return [code for code in codes if re.fullmatch(r"[34][0-8]|9[0-7]|10[0-7]", code)]
 
 
-def shown_on_a_terminal(cluster: HttpApiServer, *words: str, **environment: str) -> str:
-    terminal = Terminal.of_gpushare(*words, kubeconfig=cluster.kubeconfig, **environment)
+def shown_on_a_terminal(
+    cluster: HttpApiServer, *words: str, program: str = OUR_PROGRAM, **environment: str
+) -> str:
+    terminal = Terminal.of_gpushare(*words, kubeconfig=cluster.kubeconfig, program=program, **environment)
     try:
         assert terminal.wait_for_the_end() == 0
         return terminal.shown
@@ -57,11 +59,15 @@ def shown_on_a_terminal(cluster: HttpApiServer, *words: str, **environment: str)
 
 @pytest.mark.slow
 def test_a_terminal_has_colours_unless_it_or_its_user_wants_none(busy: HttpApiServer) -> None:
+    commands = ("gpus", "gain", "top --once", "explain late")
     assert colours(shown_on_a_terminal(busy, "gpus")), "or the rest proves nothing"
-    for words in ("gpus", "gain", "top --once", "explain late"):
-        plain = shown_on_a_terminal(busy, *words.split(), NO_COLOR="1")
-        assert colours(plain) == []
-        assert "\x1b" not in shown_on_a_terminal(busy, *words.split(), TERM="dumb")
+    plain = shown_on_a_terminal(busy, *commands, program=SEVERAL, NO_COLOR="1")
+    dumb = shown_on_a_terminal(busy, *commands, program=SEVERAL, TERM="dumb")
+    assert colours(plain) == []
+    assert "\x1b" not in dumb
+    for answer in ("GPU", "progress", "POD", "late"):  # one of each command
+        assert answer in plain
+        assert answer in dumb
 
 
 @pytest.mark.slow

@@ -96,6 +96,7 @@ def test_a_tenant_that_is_called_unknown_is_scored_at_the_guess_that_is_not_told
         assert pairs["mae"] is None
 
 
+@pytest.mark.compute
 @pytest.mark.parametrize(("options", "most_unknown"), [((), 0.04), (("--without-model",), 0.15)])
 def test_the_bars_on_the_h200_dataset(options: tuple[str, ...], most_unknown: float) -> None:
     """Of the tenants that are not called unknown."""

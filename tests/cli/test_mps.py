@@ -1,10 +1,14 @@
 import json
+import os
+import signal
+import subprocess
 import time
 from dataclasses import replace
 
 import pytest
 
 from gpushare.cli import main as command
+from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
 
@@ -97,3 +101,27 @@ def test_nobody_ended_is_not_done(monkeypatch, capsys, base):
 def test_ceilings_that_no_server_has_are_refused_before_it_is_asked(monkeypatch, capsys, base, words):
     assert run(monkeypatch, "set", "--directory", base, "--gpu", "GPU-1", *words) == 2
     assert "invalid value for" in capsys.readouterr().err
+
+
+def test_who_was_ended_is_told_though_another_client_is_refused(monkeypatch, capsys, base):
+    """Before: only the refusal was told, as if nobody had been ended."""
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        first = ClientStatus(sleeper.pid, "uid", start_ticks=start_ticks_of(sleeper.pid))
+        for number, clients in ((1, (ClientStatus(7, "uid"),)), (2, (first,))):
+            gpu = GpuDirectory.of(base, f"GPU-{number}")
+            write_status(gpu, GateStatus(gpu.uuid, GateState.ACTIVE, time.time(), clients=clients))
+        assert run(monkeypatch, "terminate", "--directory", base, "--pod", "uid", "--json") == 2
+        shown = capsys.readouterr()
+        assert json.loads(shown.out) == [sleeper.pid]
+        assert "client 7: the gate lists no such client" in shown.err
+        assert sleeper.wait(60) == -signal.SIGKILL
+
+
+def test_a_client_that_had_ended_already_is_told_as_that(monkeypatch, capsys, base):
+    with subprocess.Popen(["true"]) as over:
+        ticks = start_ticks_of(over.pid)
+    gpu = GpuDirectory.of(base, "GPU-1")
+    client = ClientStatus(over.pid, "uid", start_ticks=ticks or 1)
+    write_status(gpu, GateStatus(gpu.uuid, GateState.ACTIVE, time.time(), gate_pid=os.getpid(), clients=(client,)))
+    assert run(monkeypatch, "terminate", "--directory", base, "--gpu", "GPU-1", "--pid", str(over.pid)) == 3
+    assert f"client {over.pid} has ended by itself" in capsys.readouterr().err

@@ -67,4 +67,6 @@ def test_a_gpu_that_is_not_in_the_table_is_named(monkeypatch, capsys, tables):
 def test_without_the_extra_that_matchings_need_it_is_named(monkeypatch, capsys, tables):
     monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
     assert run(monkeypatch, "pairs", "evaluate", *tables, "--gpu", "v100", "--protocol", "leave-pairs-out") == 2
-    assert capsys.readouterr().err.endswith('this command needs networkx: install "gpushare[fit]"\n')
+    assert capsys.readouterr().err.endswith(
+        'this command needs networkx: pip install ".[fit]" in gpushare\'s repository\n'
+    )

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gpushare.cli import root
 from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.manifests import read_manifests
 from gpushare.cli.snapshot import read_snapshot, save
-from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, reduced_object, to_json
+from gpushare.core.admission import AdmissionPolicy, mutate
+from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, Rejection, names, reduced_object, to_json
 from gpushare.core.gpu import Health
 from gpushare.core.placement import PlacementRequest
 from gpushare.sim.openb import parse_nodes, parse_placed_pods
@@ -560,6 +562,24 @@ def test_a_pod_that_admission_has_not_seen_is_charged_and_refused_as_admission_w
     assert "too many for 10% of a GPU" in str(planned(fraction="0.1", processes="2"))
     assert planned(fraction="0.01", memory="50256Mi").share_milli == 500
     assert planned(512, fraction="0.01", memory="50001Mi").share_milli == 510, "of the 100000 MiB for tenants"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["{containers: [{name: main}]}", "{containers: [{name: main}, {name: side}]}", "{containers: []}", "{}"],
+)
+def test_a_pod_without_the_container_that_is_to_get_the_gpu_is_refused_as_admission_would(
+    files: Path, call: Any, spec: str
+) -> None:
+    """Before, plan found it a GPU."""
+    pod_yaml = files / "pod.yaml"
+    annotations = "{gpushare.io/fraction: '0.5', gpushare.io/container: trainer}"
+    pod_yaml.write_text(f"{{kind: Pod, metadata: {{name: p, annotations: {annotations}}}, spec: {spec}}}")
+    refusal = mutate(yaml.safe_load(pod_yaml.read_text()), AdmissionPolicy())
+    assert isinstance(refusal, Rejection)
+    code, out, err = call("plan", "--pods", pod_yaml, "--nodes", files / "nodes.csv")
+    assert (code, out) == (2, "")
+    assert f"pod p: {refusal}" in err
 
 
 def test_what_pods_request_as_a_whole_is_planned_for() -> None:

@@ -28,6 +28,9 @@ class Played:
     def list(self) -> tuple[GpuInfo, ...]:
         return (GPU,)
 
+    def left_out(self) -> dict[int, str]:
+        return {}
+
     def driver_version(self) -> str | None:
         return None
 

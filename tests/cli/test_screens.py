@@ -168,6 +168,21 @@ def test_without_rights_to_gpunodes_the_gpushares_tell(busy: HttpApiServer, call
     assert "ask for the rights of the ClusterRole gpushare-view" in err
 
 
+def test_a_gpu_that_an_agent_cannot_read_is_named(cluster: HttpApiServer, call: Call) -> None:
+    """Before: the node had one GPU less, or none, and no word on why."""
+    lost = {
+        "type": "DevicesReady",
+        "status": "False",
+        "reason": "UnreadableGpu",
+        "message": "GPU 3 cannot be read",
+    }
+    fine = {"type": "CountersReady", "status": "False", "reason": "NoCounters", "message": "no GPM"}
+    cluster.put(GPUNODES, {"metadata": {"name": "node-a"}, "status": {"conditions": [lost, fine]}})
+    code, out, err = call("gpus")
+    assert (code, "no node has a GPU" in out, err) == (0, True, "node-a: GPU 3 cannot be read\n")
+    assert json.loads(call("gpus", "-o", "json")[1]) == []
+
+
 def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: HttpApiServer, call: Call) -> None:
     busy.forbidden = {"v1/pods"}
     code, out, err = call("pods", "-o", "json")

@@ -23,18 +23,19 @@ from gpushare.core.api import Reason, Rejection, names
 from gpushare.core.api import request as annotations
 from gpushare.core.api.request import FaultDomain
 from gpushare.core.control import WatchReason, conditions, lifecycle
+from gpushare.core.gpu import drivers
 from gpushare.core.placement import AGENT_AWAY, caution, fitting, probation, search, standing_back
 from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
 from gpushare.core.placement.judge import Verdicts
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, PlacementRequest
-from gpushare.devices import xid
+from gpushare.devices import driver, nvml, xid
 from gpushare.extender import binding
 from gpushare.extender import explain as waiting_events
 from gpushare.front import place as front_place
-from gpushare.mps import freezer, ledger
-from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, Mismatch, MismatchKind
-from gpushare_deviceplugin import allocation, gates, hygiene, kubelet, outside, plugin, status
+from gpushare.mps import freezer, ledger, smi
+from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, Mismatch, MismatchKind, TurnedAway
+from gpushare_deviceplugin import allocation, apiserver, gates, hygiene, kubelet, outside, plugin, sampler, status
 from gpushare_deviceplugin import state as agent_state
 from gpushare_operator import metrics as operator_metrics
 from gpushare_operator import retractor
@@ -45,6 +46,7 @@ WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU
 HELD, OTHERWISE = "A process waits and says nothing", "A process is ended, or is not what was decided"
 OUTSIDE, UNTHROTTLED = "The pod does not use MPS", "A promise is broken, and nobody is throttled"
 NONE, STARTLESS = "There are no GPUs", "A container does not start"
+SILENT = "A node's agent is silent"
 # Rows of the page of slow pods.
 AT_PROMISE, MENDING, UNMENDED, *_ = SLOW
 DASHES = {"a dash at PREDICTED", "a dash at SEEN"}
@@ -145,6 +147,7 @@ def gate_notices() -> dict[str, list[str]]:
         daemon_restarts=1,
         waiting_connections=tuple(HeldStatus(1, "uid", reason, 1.0) for reason in HoldReason),
         mismatches=tuple(Mismatch(kind, "uid", 1, f"{kind}") for kind in MismatchKind),
+        turned_away=(TurnedAway(4711, "uid", 808, 1.0),),
     )
     ill, well = gates.GpuHealth(gates.Health.UNHEALTHY, "x"), gates.GpuHealth(gates.Health.HEALTHY, "")
     told_of = [
@@ -220,10 +223,19 @@ def said_by_heading() -> dict[str, list[str]]:
             *saying(access, "no node has a GPU"),
             *saying(waiting_events, "there are no GPU nodes"),
             search.UNKNOWN_NODE.detail,
+            *saying(smi, "nvidia-smi lists no GPU"),
+            *saying(driver, "the driver's library"),
+            *saying(drivers, "and gpushare needs"),
+            *saying(status, "cannot be read and is left out"),
         ],
+        SILENT: saying(apiserver, "not written, retrying", "could not write its GpuNode"),
         UNHEALTHY: [
             *unhealthy(),
-            *saying(xid, "the driver reports: "),
+            *saying(xid, "the driver reports: ", "see NVIDIA's list of XID errors"),
+            *saying(nvml, "the driver lost the GPU", "MIG mode is on"),
+            *saying(sampler, "the driver does not list this GPU any more", "the driver does not answer"),
+            *saying(hygiene, "a fault moments ago", "use it outside MPS", "a pod on it is in trouble"),
+            *saying(hygiene, "1 process uses it outside MPS"),
             *notices["GpuFault"],
             *notices["MpsRestarted"],
         ],
@@ -235,6 +247,7 @@ def said_by_heading() -> dict[str, list[str]]:
         OTHERWISE: [
             *saying(ledger, "the pod's processes held", "outside its turn", "past the gate"),
             *saying(agent_state, "what was decided for the pod stays in force"),
+            *notices["MpsTurnedAway"],
         ],
         OUTSIDE: [*outside_mps(), *saying(outside, "again and again")],
         UNTHROTTLED: saying(freezer, "is mounted read-only", "may not be written", "no cgroup file system"),
@@ -267,7 +280,8 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     """Warnings on pods, GPUs and GpuShares; on the page of troubles no word that nobody writes."""
     notices = gate_notices()
     held_notices = {reason for reason in notices if reason.startswith("Held")}
-    otherwise = {reason for reason in notices if reason.startswith("Mismatch")} | {Reason.INVALID_ANNOTATION.value}
+    mismatches = {reason for reason in notices if reason.startswith("Mismatch")}
+    otherwise = mismatches | {Reason.INVALID_ANNOTATION.value, "MpsTurnedAway"}
     refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable", "WaitsForLong"}
     assert refusals <= {*written(retractor), *written(operator_metrics)}
     assert {"FreezerUnavailable", "NoCounters", "CountersReady"} <= set(written(status))
@@ -280,6 +294,7 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
         REJECTED: {plugin.NO_MEMORY, "Failed"},  # the phase
         UNHEALTHY: {*(set(notices) - held_notices - otherwise), *hygiene._EVENTS.values(), "Isolated"}
         - {"PodStalled"},
+        SILENT: {apiserver.NOT_WRITTEN},
         STARTLESS: {kubelet.NO_RECORD, "CreateContainerConfigError"},
         HELD: held_notices,
         OTHERWISE: otherwise,

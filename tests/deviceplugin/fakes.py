@@ -75,7 +75,7 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
 
     async def start(self) -> None:
         for path in self.plugins.glob("*.sock"):  # as the real one does
-            path.unlink()
+            path.unlink(missing_ok=True)
         self._server = grpc.aio.server()
         api_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
         podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)

@@ -418,6 +418,25 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
 
 
 @pytest.mark.slow
+async def test_tenants_hear_of_a_fault_that_came_while_no_agent_ran(node: Node) -> None:
+    """Before: an agent took what it found at its start for old. Pods are told of it once they are known."""
+    api, kubelet = node.api, node.kubelet
+    api.put(raw_pod("hit", A, phase="Running"))
+    kubelet.allocated = {"shop/hit": list(device_ids(A)[:25])}
+    record = GpuDirectory.of(node.directory, A).told
+    await until(api, record.exists, "nothing on record")
+    await until(api, lambda: api.statuses and api.statuses[-1].gpus[0].tenants, "no tenant")
+    assert await node.stop(signal.SIGKILL) == -signal.SIGKILL
+    node.faults[A] = 1
+    await node.start()
+
+    def told() -> set[str]:
+        return {event["regarding"]["name"] for event in api.events if event["reason"] == "GpuFault"}
+
+    await until(api, lambda: told() == {"hit", NODE}, "the fault is not told")
+
+
+@pytest.mark.slow
 async def test_a_process_outside_mps_is_told_and_counted(node: Node) -> None:
     await until(node.api, lambda: node.api.statuses, "no GpuNode")
     stray = await asyncio.create_subprocess_exec("sleep", "600")

@@ -9,8 +9,8 @@ from tests.deviceplugin.fakes import GPU_A, raw_pod
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuNodeStatus, GpuShare, JobClass, PodView, to_json
-from gpushare.core.control import OperatorSettings, status_of
-from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Forbidden, Json, Resource
+from gpushare.core.control import SILENT_SECONDS, OperatorSettings, status_of
+from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, NODES, PODS, Forbidden, Json, Resource, Retryable
 from gpushare.kube.fake import FakeApi
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.shares import Terms, terms_of
@@ -171,6 +171,43 @@ async def test_an_agent_that_outlives_its_node_does_not_make_its_gpunode_again(
     api.store.put(NODES, {"metadata": {"name": "n1", "uid": "uid-of-node-2"}})
     assert await cluster.write(STATUS)
     assert owners(api) == ["uid-of-node-2"]
+
+
+class ReadOnlyApi(FakeApi):
+    """An API server that answers reads and, while `why` is set, refuses writes."""
+
+    why = ""
+
+    async def patch(self, resource: Resource, name: str, body: Any, **options: Any) -> Json:
+        if self.why:
+            raise Retryable(self.why, status=500, retry_after_seconds=1)
+        return await super().patch(resource, name, body, **options)
+
+
+@pytest.mark.parametrize("seconds", [140, 600])
+async def test_after_an_outage_of_writes_alone_the_node_says_why_its_agent_was_silent(
+    state: NodeState, seconds: int
+) -> None:
+    """Before: nothing but the agent's log told it from an agent that did not run."""
+    api, now = ReadOnlyApi(), [1000.0]
+    api.store.put(NODES, NODE)
+    cluster = AgentApi(api, "n1", state, clock=lambda: now[0])
+    assert await cluster.write(STATUS)
+    for api.why in ("etcdserver: no leader", "etcdserver: mvcc: database space exceeded"):
+        assert not await cluster.write(STATUS)
+        now[0] += seconds / 2
+    api.why = ""
+    for _ in range(2):
+        assert await cluster.write(STATUS)
+    told = [
+        (one["regarding"]["kind"], one["regarding"]["name"], one["reason"], one["note"])
+        for one in api.store.objects(EVENTS).values()
+    ]
+    note = (
+        "the agent could not write its GpuNode for 600 s and so counted as silent, although it ran: "
+        "etcdserver: mvcc: database space exceeded"
+    )
+    assert told == ([("Node", "n1", "GpuNodeNotWritten", note)] if seconds > SILENT_SECONDS else [])
 
 
 async def test_a_gpunode_without_an_owner_gets_it_once_its_node_is_present(state: NodeState) -> None:

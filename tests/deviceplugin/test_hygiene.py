@@ -152,7 +152,9 @@ def test_a_pod_outside_mps_is_in_trouble_while_its_process_is_there(state: NodeS
     gpu.outside[GPU_A] = OutsideWatch({process: 2, OutsideProcess(8, 1, None): 1})
     gpu.window(a=BUSY, b=BUSY)
     assert gpu.kind("a") is TroubleKind.OUTSIDE_MPS
-    assert gpu.hygiene.drained(GPU_A) == "1 processes use it outside MPS (policy.hygiene.outsideMps is drain)"
+    assert gpu.hygiene.drained(GPU_A) == "1 process uses it outside MPS (policy.hygiene.outsideMps is drain)"
+    gpu.outside[GPU_A] = OutsideWatch({process: 2, OutsideProcess(8, 1, "uid-a"): 2})
+    assert gpu.hygiene.drained(GPU_A) == "2 processes use it outside MPS (policy.hygiene.outsideMps is drain)"
     gpu.outside[GPU_A] = OutsideWatch({})
     gpu.window(a=BUSY, b=BUSY)
     assert gpu.kind("a") is None
@@ -179,6 +181,21 @@ def test_a_pod_that_did_not_come_back_after_a_fault(state: NodeState, clock: Clo
     clock.now += 600.0
     assert gpu.kind("a") is None
     assert gpu.hygiene.drained(GPU_A) == ""
+
+
+async def test_an_agent_that_starts_after_a_fault_tells_who_did_not_come_back(
+    state: NodeState, clock: Clock
+) -> None:
+    """Before: never, so no event, no condition of the GpuShare, and no replacement or drain by policy."""
+    gpu = Gpu(state, clock, fault=HygieneAction.DRAIN)
+    gpu.gate = replace(gpu.gate, faults=1, last_fault_pods=("uid-a", "uid-b"), lost_pods=("uid-a",))
+    gpu.gate = replace(gpu.gate, written_at=60.0, last_fault_at=30.0)
+    gpu.window()
+    assert gpu.hygiene.drained(GPU_A) == "its MPS server had a fault moments ago (policy.hygiene.fault is drain)"
+    clock.now += 150.0
+    gpu.window(b=BUSY)
+    assert (gpu.kind("a"), gpu.kind("b")) == (TroubleKind.GPU_FAULT, None)
+    assert await gpu.notices(1) == [("uid-a", "PodLostInFault")]
 
 
 def test_a_drained_gpu_is_unhealthy_while_its_device_and_mps_are_well(state: NodeState) -> None:

@@ -66,6 +66,9 @@ class Exporter:
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         return ()
 
+    def left_out(self) -> dict[int, str]:
+        return {}
+
     def driver_version(self) -> str:
         return "535"
 

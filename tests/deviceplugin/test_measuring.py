@@ -432,6 +432,9 @@ class BrokenDevices:
             raise self.error
         return self.gpus
 
+    def left_out(self) -> dict[int, str]:
+        return {}
+
     def driver_version(self) -> str | None:
         return "580"
 
@@ -511,7 +514,7 @@ class TestSampler:
         monkeypatch.setattr(loop, "run_in_executor", lambda *_: reading)
         running = asyncio.create_task(sampler.run())
         await asyncio.sleep(0.01)
-        reading.set_result([])
+        reading.set_result(([], {}))
         for _ in range(steps):
             await asyncio.sleep(0)
         running.cancel()

@@ -394,6 +394,7 @@ class TestGates:
             mismatches=(wrong,),
         )
         told = notices(old, new, ["u1", "u2"])
+        assert all("server, or on its way to it: " in n.note for n in told if n.reason == "GpuFault")
         assert {(n.pod_uid, n.reason) for n in told} == {
             ("u1", "GpuFault"),
             ("u2", "GpuFault"),
@@ -405,6 +406,9 @@ class TestGates:
         late = gate(gate_started_at=1.0, faults=2, last_fault="illegal access", last_fault_pods=("u3", "u2"))
         assert [n.pod_uid for n in notices(new, late, ["u2"])] == ["u3", "u2", None]
         assert [n.pod_uid for n in notices(new, late, ["u2", "came-after"])] == ["u3", "u2", None]
+        more = replace(late, last_fault_pods=("u3", "u2", "u4"))  # turned away a moment later
+        assert [(n.pod_uid, n.reason) for n in notices(late, more, ["u2", "u4"])] == [("u4", "GpuFault")]
+        assert notices(more, more, ["u2", "u4"]) == ()
         two = replace(late, faults=3)  # the record is of the last one
         assert [n.pod_uid for n in notices(new, two, ["u1", "u2"])] == ["u1", "u2", "u3", None]
         sick = GpuHealth(Health.UNHEALTHY, "XID 79")

@@ -7,7 +7,7 @@ import pytest
 from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import GpuShareSpec, PhaseReading, WorkloadSignature, from_json
-from gpushare.core.control import SoloSignature, grown_curve, taken
+from gpushare.core.control import SoloSignature, choose_signature, grown_curve
 from gpushare.core.control.node_signatures import IDLE_RATIO, MIN_SECONDS, TURNED
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
@@ -381,7 +381,7 @@ def test_a_profile_is_taken_once_its_window_is_as_long_as_the_gpushare_asks(want
     for second in range(5, 3700, 5):
         signatures.learn(pod, H200, GpuSample(BUSY, 5.0, 2000, 0.9))
         news = signatures.news(pod, H200)
-        if news is not None and taken(None, [news], spec, is_one_kind=True, now="") is not None:
+        if news is not None and choose_signature(None, [news], spec, is_one_kind=True, now="") is not None:
             taken_at = second
             assert (news.reading, close(news)) == (PhaseReading.ALONE, True)
             break
@@ -405,7 +405,7 @@ def test_a_profile_that_is_read_in_place_waits_for_no_window_and_gives_way_to_on
         signatures.learn(pod, H200, GpuSample(BUSY, 0.6, 2000, 0.9), is_reading=True)
     news = signatures.news(pod, H200)
     assert news is not None
-    in_place = taken(None, [news], spec, is_one_kind=True, now="")
+    in_place = choose_signature(None, [news], spec, is_one_kind=True, now="")
     assert in_place is not None
     assert (in_place.reading, in_place.window_seconds) == (PhaseReading.IN_PLACE, 1.0)
     kept = in_place
@@ -414,6 +414,6 @@ def test_a_profile_that_is_read_in_place_waits_for_no_window_and_gives_way_to_on
         alone = signatures.news(pod, H200)
         assert alone is not None
         assert alone.reading is PhaseReading.ALONE
-        found = taken(kept, [alone], spec, is_one_kind=True, now="")
+        found = choose_signature(kept, [alone], spec, is_one_kind=True, now="")
         assert found is not None
         assert (found.reading is PhaseReading.ALONE) == (second >= 30)

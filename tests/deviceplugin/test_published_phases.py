@@ -23,7 +23,7 @@ from gpushare.core.api import (
     names,
     to_json,
 )
-from gpushare.core.control import OperatorSettings, fares_of, status_of
+from gpushare.core.control import OperatorSettings, pod_reports_of, status_of
 from gpushare.core.control.node_signatures import MAX_PHASES
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.node_signatures import Signatures
@@ -65,7 +65,7 @@ class Cluster:
         share = replace(share, status=GpuShareStatus(profile=self.kept))
         tenants = [TenantStatus(f"uid-{at}", profile=each.news(POD, H200)) for at, each in enumerate(agents)]
         nodes = [GpuNodeStatus.of((GpuStatus("GPU-1", tenants=(each,)),)) for each in tenants]
-        told = fares_of(from_json(GpuNodeStatus, to_json(node)) for node in nodes)
+        told = pod_reports_of(from_json(GpuNodeStatus, to_json(node)) for node in nodes)
         pods = [placed(each.pod_uid) for each in tenants]
         kept = status_of(share, pods, told, OperatorSettings(Defaults()), "2026-11-23T03:00:00Z").profile
         if kept != self.kept:

@@ -490,3 +490,53 @@ async def test_a_known_workload_that_does_other_work_now_is_read_anew_and_one_th
     usual, other = bench.signatures.phases(new, H200)
     assert usual.counters == before
     assert shape_misfit(DRAWS["new"], other.counters) == pytest.approx(0.0, abs=1.0)
+
+
+async def looks(bench: Bench, seconds: float) -> list[str]:
+    """Look for so long, without what the tenants draw between readings; return who was read."""
+    until, read = bench.clock() + seconds, []
+    while bench.clock() < until:
+        bench.clock.now += LOOK_SECONDS
+        bench.gpu.look()
+        if (plan := bench.readings.plan(GPU_A)) is not None:
+            read.append(plan.pod.name)
+            await bench.readings.read(GPU_A, plan)
+    return read
+
+
+async def test_readings_of_a_doubted_workload_that_always_fail_cost_far_less_than_a_hundredth_of_an_hour(
+    bench: Bench,
+) -> None:
+    """Before, they cost its neighbours 8% of their time, for as long as both ran."""
+    old, before = bench.state.pods["uid-old"], bench.of("old")
+    bench.signatures.doubt(old, H200)
+    bench.gpu.is_slow = True
+    read = await looks(bench, 3600.0)
+    counts = bench.readings.counts[GPU_A]
+    assert set(read) == {"old"}
+    assert len(read) >= 5, "it is tried again"
+    assert counts.failed == counts.taken == len(read)
+    assert counts.stopped_seconds <= 0.004 * 3600.0
+    assert bench.signatures.is_doubted(old, H200)
+    assert bench.of("old") == before, "the profile counts meanwhile"
+    bench.add("new", known=False)
+    bench.gpu.is_slow = False
+    assert (await looks(bench, 30.0)).count("new") >= 2
+    assert bench.of("new") is not None, "as soon as ever"
+    read = await looks(bench, 1900.0)
+    assert 1 <= read.count("old") <= DOUBT_READINGS
+    assert not bench.signatures.is_doubted(old, H200)
+    assert bench.of("old") == before
+
+
+async def test_an_agent_that_starts_again_has_no_doubts_and_reads_at_once_what_it_doubts_anew(
+    bench: Bench,
+) -> None:
+    bench.signatures.doubt(bench.state.pods["uid-old"], H200)
+    bench.gpu.is_slow = True
+    await looks(bench, 600.0)
+    bench.signatures = Signatures(bench.profiles)
+    bench.readings = bench.another(bench.gpu.sleep)
+    assert await looks(bench, 600.0) == []
+    bench.signatures.doubt(bench.state.pods["uid-old"], H200)
+    assert await looks(bench, 5.0) == ["old"]

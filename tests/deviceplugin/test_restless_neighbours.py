@@ -68,6 +68,9 @@ class SampledNode:
     def processes(self, _: str) -> tuple[GpuProcess, ...]:
         return ()
 
+    def left_out(self) -> dict[int, str]:
+        return {}
+
     def driver_version(self) -> str:
         return "580"
 

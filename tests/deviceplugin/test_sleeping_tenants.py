@@ -17,7 +17,7 @@ from gpushare.core.api import (
     from_json,
     to_json,
 )
-from gpushare.core.control import OperatorSettings, fares_of, gain_of, is_kept, status_of
+from gpushare.core.control import OperatorSettings, gain_of, is_kept, pod_reports_of, status_of
 from gpushare.core.gpu import GpuSample
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import build_status
@@ -53,6 +53,8 @@ def test_a_tenant_that_sleeps_is_told_without_progress_and_breaks_nothing(
             }
         }
     )
-    found = status_of(victims, [pod], fares_of([status]), OperatorSettings(Defaults()), "2026-11-22T10:05:00Z")
+    found = status_of(
+        victims, [pod], pod_reports_of([status]), OperatorSettings(Defaults()), "2026-11-22T10:05:00Z"
+    )
     [kept] = [one for one in found.conditions if one.type == "PromiseKept"]
     assert (kept.status, kept.reason, found.observed) == (ConditionStatus.UNKNOWN, "NotMeasured", None)

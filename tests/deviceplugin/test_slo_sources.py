@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import PodSeries, PrometheusQuery, Slo
-from gpushare.core.control import QuantileSample, RequestCounts, SloReading, SloReason, SloTrouble
+from gpushare.core.control import (
+    CounterReading,
+    QuantileSample,
+    RateSample,
+    RequestCounts,
+    SloReading,
+    SloReason,
+    SloTrouble,
+)
 from gpushare_deviceplugin import slo_sources
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.slo_sources import (
@@ -26,6 +34,7 @@ from gpushare_deviceplugin.slo_sources import (
     MOST_LINES,
     SloSources,
     parse_answer,
+    parse_counter,
     parse_page,
 )
 
@@ -170,6 +179,63 @@ def test_answers_of_prometheus() -> None:
     nan = parse_answer(answer_of([{"metric": {}, "value": [1.0, "NaN"]}]))
     assert isinstance(nan, QuantileSample)
     assert math.isnan(nan.seconds)
+
+
+def test_the_lowest_of_several_rates_counts() -> None:
+    points = [{"metric": {}, "value": [5.0, value]} for value in ("20.5", "NaN", "12")]
+    assert parse_answer(answer_of(points), is_rate=True) == RateSample(12.0, 5.0)
+    assert isinstance(parse_answer(answer_of([]), is_rate=True), SloTrouble)
+
+
+COUNTERS = """\
+# TYPE steps counter
+steps_total{rank="0"} 120
+steps_total{rank="1"} 118.5
+steps_created{rank="0"} 1.7e9
+# TYPE tokens_total counter
+tokens_total 9 1700000000000
+# TYPE step gauge
+step 7
+steps_totals 5
+request_seconds_count 44
+"""
+
+
+@pytest.mark.parametrize(
+    ("series", "labels", "total"),
+    [
+        ("steps", (), 238.5),
+        ("steps_total", (), 238.5),
+        ("steps", (("rank", "1"),), 118.5),
+        ("tokens", (), 9.0),
+        ("step", (), 7.0),
+        ("request_seconds_count", (), 44.0),
+    ],
+)
+def test_a_counter_is_summed_over_its_labels_with_or_without_total(
+    series: str, labels: tuple[tuple[str, str], ...], total: float
+) -> None:
+    found = parse_counter(COUNTERS.encode(), PodSeries(1, series, labels=labels))
+    assert found == CounterReading(total)
+    assert isinstance(found, CounterReading)
+    assert isinstance(found.total, float)
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ("", SloReason.NO_SERIES),
+        ("steps_sum 3\n", SloReason.NO_SERIES),
+        ('steps_total{rank="1"} 3\n', SloReason.NO_SERIES),
+        ("steps_total x\n", SloReason.BAD_ANSWER),
+        ('steps_total{rank="0} 1\n', SloReason.BAD_ANSWER),
+        (f"steps_total {'1' * MOST_LINE_BYTES}\n", SloReason.TOO_LARGE),
+    ],
+)
+def test_a_page_without_the_counter_gives_the_reason(page: str, reason: SloReason) -> None:
+    found = parse_counter(page.encode(), PodSeries(1, "steps", labels=(("rank", "0"),)))
+    assert isinstance(found, SloTrouble)
+    assert found.reason is reason
 
 
 @pytest.mark.parametrize(

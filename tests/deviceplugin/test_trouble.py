@@ -17,8 +17,9 @@ from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuPro
 from gpushare.exporter import NodeCollector
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
+from gpushare.twin.devices import driver_file
 from gpushare_deviceplugin import sampler as sampling
-from gpushare_deviceplugin.agent import HUNG_SECONDS, Agent
+from gpushare_deviceplugin.agent import HUNG_SECONDS, Agent, devices_opener
 from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.sampler import BACKOFF
 from gpushare_deviceplugin.state import NodeState
@@ -42,6 +43,7 @@ class Driver:
     opened: int = 0
     closed_in: list[str] = field(default_factory=list)  # names of threads
     list_error: DevicesError | None = None
+    unread: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.answers.set()
@@ -57,6 +59,9 @@ class Driver:
         if self.list_error is not None:
             raise self.list_error
         return (GpuInfo(GPU_A, 0, "NVIDIA H200", 143771, 132),) if self.lists else ()
+
+    def left_out(self) -> dict[int, str]:
+        return self.unread
 
     def driver_version(self) -> str | None:
         return "580.159.04"
@@ -189,6 +194,58 @@ async def test_no_driver_backs_off_and_is_no_reason_to_restart(bench: Bench) -> 
     await bench.rounds()
     assert bench.condition("DevicesReady")[0] is ConditionStatus.TRUE
     assert bench.metrics()["gpushare_agent_driver_ready"] == 1
+
+
+async def test_a_driver_that_is_too_old_offers_no_gpu_until_it_is_upgraded(tmp_path: Path, clock: Clock) -> None:
+    options = parse_options(["--node-name", "n1", "--directory", str(tmp_path), "--simulated", "H200:2"], {})
+    agent = Agent(options, cast("Any", None), devices_opener(options, clock), clock)
+    driver_file(tmp_path).write_text("470.82.01")
+    assert await agent.sampler.step() == BACKOFF.first_seconds
+    status = agent.build()
+    [found] = [each for each in status.conditions if each.type == "DevicesReady"]
+    assert (found.status, found.message) == (
+        ConditionStatus.FALSE,
+        "the driver is 470.82.01, and gpushare needs 525 or later",
+    )
+    assert (status.gpus, agent.state.gpus) == ((), {})
+    driver_file(tmp_path).write_text("525.60.13")
+    await agent.sampler.step()
+    status = agent.build()
+    assert (len(status.gpus), status.driver_version) == (2, "525.60.13")
+    assert [each.status for each in status.conditions if each.type == "DevicesReady"] == [ConditionStatus.TRUE]
+
+
+async def test_a_gpu_that_the_driver_counts_and_cannot_read_is_told_until_it_can(bench: Bench) -> None:
+    """Before: only the agent's log named it, and the node looked as if it had one GPU less."""
+    bench.driver.unread = {3: "Insufficient Permissions", 1: "Unknown Error"}
+    await bench.rounds()
+    status, message = bench.condition("DevicesReady")
+    assert (status, message.split("; ")) == (
+        ConditionStatus.FALSE,
+        [
+            "GPU 1 cannot be read and is left out: Unknown Error",
+            "GPU 3 cannot be read and is left out: Insufficient Permissions",
+        ],
+    )
+    [reason] = [each.reason for each in bench.agent.build().conditions if each.type == "DevicesReady"]
+    assert reason == "UnreadableGpu"
+    assert bench.health == (Health.HEALTHY, ""), "the other GPU is shared as before"
+    assert bench.metrics()["gpushare_agent_driver_ready"] == 1
+    bench.driver.opens, bench.driver.list_error = False, NO_DRIVER
+    await bench.rounds(1)
+    assert bench.condition("DevicesReady") == (ConditionStatus.FALSE, str(NO_DRIVER)), "nothing else is known now"
+    bench.driver.opens, bench.driver.list_error, bench.driver.unread = True, None, {}
+    changed = bench.agent.state.subscribe()
+    await bench.rounds()
+    assert changed.is_set()
+    assert bench.condition("DevicesReady") == (ConditionStatus.TRUE, "")
+
+
+async def test_a_node_whose_only_gpu_cannot_be_read_is_not_ready(bench: Bench) -> None:
+    bench.driver.lists, bench.driver.unread = False, {0: "Insufficient Permissions"}
+    await bench.rounds()
+    assert bench.agent.build().gpus == ()
+    assert bench.condition("DevicesReady")[0] is ConditionStatus.FALSE
 
 
 async def test_no_gpm_leaves_memory_and_says_what_is_missing(bench: Bench) -> None:

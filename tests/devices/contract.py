@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from gpushare.core.gpu import ComputeMode, Devices, DevicesError, Health
 
+LOOKED_FOR_SECONDS = 60.0  # as often a real side looks for a GPU that is missing
 WELL_AGAIN_SECONDS = 120.0  # a real side waits for a minute without a further XID
 
 
@@ -23,6 +24,7 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
         assert gpu.memory_mib > 1000
         assert 10 <= gpu.sm_count <= 500
         assert devices.health(gpu.uuid).health is Health.HEALTHY
+        assert devices.driver_version()
 
         assert devices.sample(gpu.uuid) is None  # one reading is no window
         assert devices.sample(gpu.uuid) is None  # nor are two within 100 ms
@@ -50,6 +52,31 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
             assert not error.retryable  # noqa: PT017 - also run by tests/gpu without pytest
         else:
             raise AssertionError(f"{call} knows a GPU that is not there")
+
+
+def check_driver(open_devices: Callable[[], Devices], be: Callable[[str], None]) -> None:
+    """Hold a side to this: with a driver older than the least nothing is opened, and one sentence says why.
+
+    Args:
+        be: makes the driver that is opened next one of this version.
+    """
+    for version in ("470.82.01", "520.61.05", "524"):
+        be(version)
+        try:
+            open_devices()
+        except DevicesError as error:
+            assert str(error) == f"the driver is {version}, and gpushare needs 525 or later"  # noqa: PT017 - as above
+            assert not error.retryable  # noqa: PT017
+        else:
+            raise AssertionError(f"driver {version} is used")
+    for version in ("525.60.13", "610.1", "of no number"):
+        be(version)
+        devices = open_devices()
+        assert devices.driver_version() == version
+        assert [devices.health(gpu.uuid).health for gpu in devices.list()] == [Health.HEALTHY] * len(
+            devices.list()
+        )
+        devices.close()
 
 
 def check_lost(
@@ -84,6 +111,36 @@ def check_lost(
         assert devices.sample(lost) is None  # no window spans the gap
         sleep(1.0)
         assert devices.sample(lost) is not None
+
+
+def check_left_out(
+    open_devices: Callable[[], Devices],
+    hide: Callable[[], None],
+    find: Callable[[], None],
+    sleep: Callable[[float], None],
+) -> None:
+    """Hold a side to this: a GPU that the driver counts and cannot read is not listed, and the reason is told.
+
+    Args:
+        open_devices: opens the side, of two GPUs.
+        hide: makes the second one a GPU that cannot be read, before the side is opened.
+        find: makes it readable.
+        sleep: lets the side's clock move by so many seconds.
+    """
+    hide()
+    devices = open_devices()
+    [gpu] = devices.list()
+    assert gpu.index == 0
+    [(index, why)] = devices.left_out().items()
+    assert (index, bool(why)) == (1, True)
+    assert devices.health(gpu.uuid).health is Health.HEALTHY
+    find()
+    for _ in range(3):
+        sleep(LOOKED_FOR_SECONDS)
+        devices.list()
+    assert [each.index for each in devices.list()] == [0, 1]
+    assert devices.left_out() == {}
+    assert [devices.health(each.uuid).health for each in devices.list()] == [Health.HEALTHY] * 2
 
 
 def _check_is_lost(devices: Devices, uuid: str) -> None:

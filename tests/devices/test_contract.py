@@ -1,14 +1,16 @@
 """One contract, every side of `Devices`."""
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.devices.contract import check_compute_mode, check_contract, check_lost
+from fakenvml import OTHER_HANDLE, OTHER_UUID, UUID, installed
+from tests.devices.contract import check_compute_mode, check_contract, check_driver, check_left_out, check_lost
 
 from gpushare.core.gpu import Counters, DevicesError
 from gpushare.mps.layout import GpuDirectory, write_atomically
-from gpushare.twin.devices import SimulatedDevices, lost_mark
+from gpushare.twin.devices import SimulatedDevices, driver_file, lost_mark, unreadable_mark
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 
@@ -60,6 +62,29 @@ def test_simulated(tmp_path: Path) -> None:
     ]
 
 
+def test_the_simulated_driver(tmp_path: Path) -> None:
+    clock = Clock()
+    write_twin(tmp_path, clock)
+    gpus = parse_simulated("H200:2", "n")
+    check_driver(lambda: SimulatedDevices(gpus, tmp_path, clock), driver_file(tmp_path).write_text)
+    driver_file(tmp_path).unlink()
+    assert SimulatedDevices(gpus, tmp_path, clock).driver_version() == "580.159.04"
+
+
+def test_the_real_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old one may lack functions that list GPUs: until now they were left out, and only the log said so."""
+    from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - the driver's library, only here
+
+    with installed(monkeypatch) as fake:
+
+        def be(version: str) -> None:
+            fake.driver_version = version.encode()
+            fake.missing = {"nvmlDeviceGetNumGpuCores"} if version == "470.82.01" else set()
+
+        check_driver(lambda: NvmlDevices.open(Clock()), be)
+        assert fake.opened == 0
+
+
 def test_a_simulated_gpu_that_falls_off_the_bus(tmp_path: Path) -> None:
     clock = Clock()
     write_twin(tmp_path, clock)
@@ -75,6 +100,34 @@ def test_a_simulated_gpu_that_falls_off_the_bus(tmp_path: Path) -> None:
         lambda uuid: lost_mark(tmp_path, uuid).unlink(),
         sleep,
     )
+
+
+def test_a_real_gpu_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - the driver's library, only here
+    from gpushare.devices.search import GpuSearch  # noqa: PLC0415
+
+    clock = Clock()
+    with installed(monkeypatch) as fake:
+        fake.broken_gpus = 1
+        search = GpuSearch((sys.executable, "-c", f"print({UUID!r}, {OTHER_UUID!r})"))
+
+        def find() -> None:
+            fake.broken_gpus, fake.gpus[OTHER_HANDLE] = 0, OTHER_UUID
+
+        def sleep(seconds: float) -> None:
+            clock.sleep(seconds)
+            if search._process is not None:
+                search._process.wait(60)
+
+        check_left_out(lambda: NvmlDevices.open(clock, search=search), lambda: None, find, sleep)
+
+
+def test_a_simulated_gpu_that_cannot_be_read(tmp_path: Path) -> None:
+    clock = Clock()
+    write_twin(tmp_path, clock)
+    gpus = parse_simulated("H200:2", "n")
+    mark = unreadable_mark(tmp_path, gpus[1].uuid)
+    check_left_out(lambda: SimulatedDevices(gpus, tmp_path, clock), mark.touch, mark.unlink, clock.sleep)
 
 
 def test_a_twin_that_stopped_gives_no_figures_instead_of_old_ones(tmp_path: Path) -> None:

@@ -560,7 +560,9 @@ def test_a_gpu_that_cannot_be_read_is_left_out_with_a_sentence(
     driver: FakeNvml, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.codes["nvmlDeviceGetNumGpuCores"] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert NvmlDevices.open(clock).list() == ()
+    devices = NvmlDevices.open(clock)
+    assert devices.list() == ()
+    assert devices.left_out() == {0: "Insufficient Permissions"}
     assert "GPU 0 cannot be read and is left out: Insufficient Permissions" in caplog.text
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from former import OLDEST, FormerReleases
 from installed import lacking
 from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, driver, wait_for
 
@@ -32,6 +33,18 @@ def image(cluster: Cluster) -> str:
     images = json.loads(driver("install", timeout_seconds=1200).splitlines()[-1])
     wait_for("two healthy GPUs", lambda: cluster.healthy_gpus() == 2, seconds=90)
     return str(images["image"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def former(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FormerReleases]:
+    """Former releases; the oldest one's image is built beside the tests before the one that wants it."""
+    releases = FormerReleases(tmp_path_factory.mktemp("former"))
+    if cluster.backend == "local" and any(item.path.name == "test_upgrade.py" for item in request.session.items):
+        releases.build(OLDEST)
+    yield releases
+    releases.close()
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_deployment_whose_pods_end_their_neighbours_twice_has_a_gpu_alone_from
         if number == 1:
             remove(space, pod)  # its container has started again
             wait_for("its successor", lambda former=pod: other(current(space), former))
-    assert "Isolated" in wait_for("an event of its GpuShare", lambda: space.reasons(GPUSHARE))
+    wait_for("its GpuShare's event", lambda: "Isolated" in space.reasons(GPUSHARE))
     assert not space.cluster.get("-n", space.name, "gpushare", "tolerant")["status"].get("neighboursEnded")
 
     # The pod that was admitted before stays where it is; the next one is charged.

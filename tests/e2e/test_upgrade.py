@@ -2,12 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from former import LAST, OLDEST, FormerReleases
 from livecluster import (
     RELEASE,
     RELEASE_NAMESPACE,
@@ -24,8 +24,6 @@ from livecluster import (
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-OLDEST = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # 22 November: before all views were of one decision
-LAST = "dc64d45bff983730e5f7ccb7bd9c4da017aeacac"  # 28 November: before it was mended for nodes with a zone
 
 
 def upgrade(cluster: Cluster, *arguments: str) -> None:
@@ -71,26 +69,6 @@ def secret(cluster: Cluster) -> str:
     found = cluster.get("-n", RELEASE_NAMESPACE, "secrets", "-l", "app.kubernetes.io/component=admission")
     assert found["items"], "no certificate of the chart's"
     return json.dumps([item["data"] for item in found["items"]], sort_keys=True)
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Callable[[str], Path]:
-    """Unpacks a former release, with today's tools to build and install it."""
-
-    def unpacked(commit: str) -> Path:
-        git, folder = ["git", "-C", str(ROOT)], tmp_path / commit[:8]
-        if subprocess.run(
-            [*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False
-        ).returncode:
-            pytest.skip("a shallow clone: a former release is not in its history")
-        archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True).stdout
-        folder.mkdir()
-        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-        own = shutil.ignore_patterns("demo-values.yaml")  # a chart refuses values of a later one
-        shutil.copytree(ROOT / "hack", folder / "hack", dirs_exist_ok=True, ignore=own)
-        return folder
-
-    return unpacked
 
 
 def install(sources: Path) -> None:
@@ -178,13 +156,13 @@ def images_of(part: Callable[[str], list[dict]]) -> list[str]:
 
 
 def test_an_upgrade_from_the_oldest_release_keeps_pods_gpushares_and_gpunodes(
-    sources: Callable[[str], Path],
+    former: FormerReleases,
     spaces: Callable[[], Namespace],
     cluster: Cluster,
     part: Callable[[str], list[dict]],
     image: str,
 ) -> None:
-    before, after = upgrade_all(sources, spaces, cluster, part, image, over=())
+    before, after = upgrade_all(former, spaces, cluster, part, image, over=())
     assert after == before
 
 
@@ -192,7 +170,7 @@ def test_an_upgrade_from_the_oldest_release_keeps_pods_gpushares_and_gpunodes(
     not os.environ.get("GPUSHARE_ALL_UPGRADES"), reason="some three minutes more: GPUSHARE_ALL_UPGRADES=1"
 )
 def test_an_upgrade_over_the_last_release_keeps_pods_of_both(
-    sources: Callable[[str], Path],
+    former: FormerReleases,
     spaces: Callable[[], Namespace],
     cluster: Cluster,
     part: Callable[[str], list[dict]],
@@ -200,12 +178,12 @@ def test_an_upgrade_over_the_last_release_keeps_pods_of_both(
     without_zones: None,
 ) -> None:
     """The gate stays the oldest release's all the time, beside agents of two later ones."""
-    before, after = upgrade_all(sources, spaces, cluster, part, image, over=(LAST,))
+    before, after = upgrade_all(former, spaces, cluster, part, image, over=(LAST,))
     assert after == before
 
 
 def upgrade_all(
-    sources: Callable[[str], Path],
+    former: FormerReleases,
     spaces: Callable[[], Namespace],
     cluster: Cluster,
     part: Callable[[str], list[dict]],
@@ -223,7 +201,7 @@ def upgrade_all(
     if cluster.backend != "local":
         pytest.skip("builds and loads former images, which only the local backend is sure to take")
     try:
-        install(sources(OLDEST))
+        install(former.sources(OLDEST))
         oldest = int(json.loads(helm(cluster, "history", RELEASE, "--output=json"))[-1]["revision"])
         replace_hosts(cluster)
         hosts = [pod["metadata"]["uid"] for pod in part("mps")]
@@ -236,7 +214,7 @@ def upgrade_all(
         kept, shares = {"runs": picture(cluster, space, "runs")}, shares_of(cluster, space)
         for number, commit in enumerate(over):
             images = images_of(part)
-            install(sources(commit))
+            install(former.sources(commit))
             wait_for(
                 f"the agent of {commit[:8]}",
                 lambda before=images: len(now := images_of(part)) == 1 and now != before,

@@ -1,7 +1,7 @@
 """Names, units and help texts as Prometheus wants them, and every family in docs/metrics.md."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from exposed import expositions, registries
 from realprometheus import promtool
 
-from gpushare.core.api import MpsState, Phase, TroubleKind
+from gpushare.core.api import MpsState, Phase, Reason, TroubleKind
 from gpushare.mps.status import GateState, MismatchKind, RefuseReason
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +111,68 @@ VALUES: dict[str, type[StrEnum]] = {
 def test_the_values_of_a_label_on_the_page_are_all_there_are(family: str) -> None:
     (told,) = [row.values for row in rows() if row.family == family]
     assert sorted(told) == sorted(each.value for each in VALUES[family])
+
+
+# Where the code refuses for a reason that a part counts; the extender makes a request of a pod as admission does.
+REFUSING = {
+    "extender": (
+        "src/gpushare/core/api/request.py",
+        "src/gpushare/core/admission/resolve.py",
+        "src/gpushare/core/placement",
+        "src/gpushare/extender",
+    ),
+    "admission": (
+        "src/gpushare/core/api/request.py",
+        "src/gpushare/core/api/slo.py",
+        "src/gpushare/core/admission",
+        "operator/gpushare_operator/admission",
+    ),
+}
+# Reasons of which other metrics or none count the refusals: `plan` and `explain`, and the agent's device plugin.
+ELSEWHERE = ("src/gpushare/cli", "src/gpushare/core/api/node_rules.py", "deviceplugin/gpushare_deviceplugin")
+NAMED = re.compile(r"(?<![\w.])Reason\.([A-Z_]+)\b")
+
+
+def reasons_in(places: Iterable[str]) -> set[Reason]:
+    """The members of `Reason` that the modules there name."""
+    files = [file for place in places for file in ([ROOT / place] if place.endswith(".py") else modules_in(place))]
+    return {Reason[name] for file in files for name in NAMED.findall(file.read_text())}
+
+
+def modules_in(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, folder
+    return found
+
+
+def reasons_of_the_page() -> dict[str, set[str]]:
+    """Who counts each reason of a refusal, in the page's order."""
+    section = (ROOT / "docs/metrics.md").read_text().split("### Reasons of refusals\n")[1].split("\n## ")[0]
+    told = {}
+    for reason, parts, meaning in re.findall(r"^\| (\w+) \| ([\w, ]*)\| (.+) \|$", section, re.MULTILINE):
+        assert meaning
+        if reason != "reason":
+            told[reason] = {part.strip() for part in parts.split(",") if part.strip()}
+    return told
+
+
+def test_the_page_has_every_reason_of_a_refusal_in_the_codes_order() -> None:
+    assert list(reasons_of_the_page()) == [reason.value for reason in Reason]
+
+
+@pytest.mark.parametrize("part", REFUSING)
+def test_the_page_says_of_each_reason_who_counts_it(part: str) -> None:
+    told = {reason for reason, parts in reasons_of_the_page().items() if part in parts}
+    assert told == {reason.value for reason in reasons_in(REFUSING[part])}
+
+
+def test_no_other_module_refuses_for_a_reason() -> None:
+    """Else the test above would not see the reasons of a new module."""
+    known = [ROOT / place for place in (*ELSEWHERE, *(place for places in REFUSING.values() for place in places))]
+    naming = [
+        file
+        for folder in ("src", "operator", "deviceplugin")
+        for file in modules_in(folder)
+        if NAMED.search(file.read_text())
+    ]
+    assert [file for file in naming if not any(file.is_relative_to(place) for place in known)] == []

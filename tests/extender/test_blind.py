@@ -43,14 +43,14 @@ class Bench:
     def __init__(self) -> None:
         self.now = 1000.0
         self.api = FakeApi()
-        self.pods: dict[str, Json] = {}
+        self.pods: dict[str, PodView] = {}
         self.asked_at = -1.0
         self.restarts = 0
         self.ends: list[float] = []
         self.is_leader = True
         self.watch = BlindScheduler(
             self.api,
-            untried=lambda: [PodView.from_object(pod) for pod in self.pods.values()],
+            untried=lambda: list(self.pods.values()),
             asked_at=lambda: self.asked_at,
             restarts=lambda: self.restarts,
             leads=self.leads,
@@ -68,8 +68,9 @@ class Bench:
         return 1
 
     def put(self, name: str, **change: Any) -> None:
-        self.pods[name] = body(name, **change)
-        self.api.store.put(PODS, self.pods[name])
+        pod = body(name, **change)
+        self.pods[name] = PodView.from_object(pod)
+        self.api.store.put(PODS, pod)
 
     async def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -150,7 +151,7 @@ async def test_one_that_refuses_or_serves_pods_by_itself_is_at_work(bench: Bench
 )
 async def test_a_pod_that_waits_for_something_else_is_asked_about_once(bench: Bench, change: Json) -> None:
     bench.put("other", **change)
-    bench.pods["other"] = body("other")  # as a watch that lags has it
+    bench.pods["other"] = PodView.from_object(body("other"))  # as a watch that lags has it
     await bench.run(10 * AFTER)
     assert bench.ends == []
 
@@ -202,7 +203,7 @@ async def test_no_kube_scheduler_ends_while_it_prepares_a_pods_volumes(
 
 
 async def test_a_pod_that_is_gone_ends_nothing(bench: Bench) -> None:
-    bench.pods["gone"] = body("gone")
+    bench.pods["gone"] = PodView.from_object(body("gone"))
     await bench.run(10 * AFTER)
     assert bench.ends == []
 

@@ -156,6 +156,29 @@ async def test_a_second_try_repeats_the_decision_of_one_that_may_come_late(clust
         assert max(sums(cluster).values()) <= 100
 
 
+async def test_a_pod_that_may_be_bound_is_refused_with_a_sentence_on_all_other_nodes(cluster, serve_cluster):
+    """kube-scheduler asks about these alone where its node has been cordoned since, or is gone."""
+    now = [1000.0]
+    for name in ("n1", "n2"):
+        cluster.add_node(name)
+    cluster.make_pod("a", "0.6")
+    async with serve_cluster(cluster, clock=lambda: now[0]) as running:
+        cluster.bind_fails, cluster.get_fails = ["lost"], ["away"]
+        assert await running.bind("a", "n1") != ""
+        answer = await running.filter("a", ["n2"])
+        assert (answer["NodeNames"], answer["Error"]) == ([], "")
+        assert answer["FailedAndUnresolvableNodes"] == {"n2": "it may be bound to n1 already"}
+        assert set(running.held()) == {"a"}
+        now[0] += UNANSWERED_SECONDS + 1
+        await running.extender.binder.look_again(now[0])
+        now[0] += 5
+        await running.extender.wake()
+        assert [name for name, _ in cluster.patches] == ["a"], "kube-scheduler is to ask again"
+        while running.extender.refusal():  # noqa: ASYNC110 - the pods are read again, as the clock made a leap
+            await asyncio.sleep(0)
+        assert (await running.filter("a", ["n2"]))["NodeNames"] == ["n2"]
+
+
 async def test_a_binding_that_was_never_carried_out_gives_its_room_back_in_time(one_gpu):
     cluster, binder = one_gpu.cluster, one_gpu.extender.binder
     await cluster.settle()
@@ -330,6 +353,22 @@ async def unseen(one_gpu):
     return after
 
 
+async def test_a_successor_of_a_pod_that_no_watch_showed_keeps_its_room(one_gpu, unseen):
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+
+    def replace() -> None:
+        cluster.remove(PODS, "default/c")
+        cluster.make_pod("c", "0.4")
+
+    at = await unseen(replace)
+    assert await one_gpu.bind("c", "n1") == ""
+    await cluster.settle()
+    await binder.look_again(at + UNANSWERED_SECONDS + 1)
+    assert set(one_gpu.held()) == {"c"}
+    assert await one_gpu.bind("b", "n1") == ""
+    assert sums(cluster) == {"GPU-n1-0": 100}
+
+
 @pytest.mark.parametrize("successor", [False, True])
 async def test_a_pod_that_came_and_went_while_the_watch_was_down_gives_its_room_back(one_gpu, unseen, successor):
     """No list and no event ever shows it; its successor, which the watch does not show either, has no place."""
@@ -371,6 +410,46 @@ async def test_a_pod_that_the_watch_does_not_show_keeps_its_room_while_it_is_the
     cluster.flowing.set()
     await cluster.settle()
     assert one_gpu.held() == {}
+
+
+class OneByOne:
+    """Lets a watch's events through by number, in place of the cluster's `flowing`."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Semaphore(0)
+
+    async def wait(self) -> None:
+        await self.left.acquire()
+
+    async def let(self, events: int) -> None:
+        for _ in range(events):
+            self.left.release()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("events", [1, 2, 3])
+async def test_late_news_of_the_pod_before_it_does_not_free_the_room_of_a_pod_of_its_name(
+    cluster, serve_cluster, events
+):
+    """A StatefulSet's next pod is bound while the watch still tells how the one before it ended."""
+    cluster.add_node("n1", gpus=1)
+    for name, fraction in (("a", "0.4"), ("b", "0.7")):
+        cluster.make_pod(name, fraction)
+    async with serve_cluster(cluster) as running:
+        assert await running.bind("a", "n1") == ""
+        await cluster.settle()
+        cluster.flowing = OneByOne()
+        cluster.allocate("a")
+        cluster.remove(PODS, "default/a")
+        cluster.make_pod("a", "0.4")
+        assert await running.bind("a", "n1") == ""
+        await cluster.flowing.let(events)
+        assert await running.bind("b", "n1") != ""
+        assert sums(cluster) == {"GPU-n1-0": 40}
+        await cluster.flowing.let(10)
+        assert set(running.held()) == {"a"}
+        assert await running.bind("b", "n1") != ""
 
 
 async def test_nobody_asks_about_a_pod_that_the_watch_has_shown(one_gpu, unseen):

@@ -59,24 +59,28 @@ from gpushare.core.api import JobClass, Reason
 from gpushare.core.placement import ProbationSettings, Settings
 
 
+@pytest.mark.compute
 @examples(80)
 @given(scene=scenes("bestfit", NOBODY_ON_PROBATION, 9))
 def test_extender_plan_and_simulators_decide_alike(make_cluster, serve_cluster, monkeypatch, tmp_path, scene):
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 
+@pytest.mark.compute
 @examples(40)
 @given(scene=scenes("bestfit", PROBATIONS, 9))
 def test_they_decide_alike_who_is_on_probation(make_cluster, serve_cluster, monkeypatch, tmp_path, scene):
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 
+@pytest.mark.compute
 @examples(20)
 @given(scene=scenes("gpushare", NOBODY_ON_PROBATION, 7))
 def test_they_decide_alike_while_they_learn_the_mix(make_cluster, serve_cluster, monkeypatch, tmp_path, scene):
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 
+@pytest.mark.compute
 @examples(40)
 @given(scene=st.one_of(*(troubled(releases(name, NOBODY_ON_PROBATION), 9) for name in ("bestfit", "gpushare"))))
 def test_they_decide_alike_on_ill_nodes_and_about_retracted_pods(
@@ -85,6 +89,7 @@ def test_they_decide_alike_on_ill_nodes_and_about_retracted_pods(
     check(make_cluster, serve_cluster, monkeypatch, scene, tmp_path)
 
 
+@pytest.mark.compute
 @examples(30)
 @given(
     scene=st.one_of(*(scenes(name, NOBODY_ON_PROBATION, 9) for name in ("bestfit", "gpushare"))).map(with_models)

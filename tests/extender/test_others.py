@@ -121,6 +121,23 @@ async def test_a_share_bound_by_hand_is_counted_where_the_agent_lists_it(running
     assert free_shares(running) == [1000, 1000]
 
 
+async def test_waiting_pods_hear_of_the_gpu_that_such_a_share_is_not_on(running):
+    """Before: they were asked about again when something else changed, or after kube-scheduler's five minutes."""
+    running.cluster.put(PODS, other("a", share=40))
+    await running.cluster.settle()
+    rooms = []
+    running.extender.ledger.on_room = lambda: rooms.append(free_shares(running))
+    gpunode = copy.deepcopy(running.cluster.objects[GPUNODES]["n1"])
+    gpunode["status"]["gpus"][1]["tenants"] = [{"podUid": "uid-a", "share": 40}]
+    running.cluster.put(GPUNODES, gpunode)
+    await running.cluster.settle()
+    assert rooms == [[1000, 600]]
+    gpunode["status"]["gpus"][1]["tenants"][0] |= {"clients": 1}
+    running.cluster.put(GPUNODES, gpunode)
+    await running.cluster.settle()
+    assert len(rooms) == 1
+
+
 async def test_a_share_above_one_gpu_is_counted_as_whole_gpus(running):
     running.cluster.put(PODS, other("a", share=200))
     await running.cluster.settle()

@@ -391,7 +391,7 @@ def crowds(policy: str, probation: st.SearchStrategy[ProbationSettings]) -> st.S
     )
 
 
-@pytest.mark.parametrize("policy", ["bestfit", "gpushare"])
+@pytest.mark.parametrize("policy", ["bestfit", pytest.param("gpushare", marks=pytest.mark.compute)])
 def test_victims_are_the_same_live_and_on_a_snapshot_and_make_room(
     make_cluster, serve_cluster, monkeypatch, tmp_path, policy
 ):
@@ -406,6 +406,7 @@ def test_victims_are_the_same_live_and_on_a_snapshot_and_make_room(
     assert seen.total() > 10
 
 
+@pytest.mark.compute
 @pytest.mark.parametrize("policy", ["bestfit", "gpushare"])
 def test_nobody_of_no_higher_priority_takes_what_a_preemption_frees(
     make_cluster, serve_cluster, monkeypatch, tmp_path, policy

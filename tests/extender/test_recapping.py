@@ -20,6 +20,7 @@ from gpushare.extender.recapping import (
     MOST_JUDGED,
     SETTLED_SECONDS,
     CapChanger,
+    beside,
 )
 from gpushare.kube import EVENTS, GPUNODES, GPUSHARES, PODS, Forbidden, Retryable
 from gpushare.twin.contention import WORKLOADS
@@ -151,6 +152,14 @@ async def test_it_gets_the_gpu_once_its_neighbour_has_left(caps: Caps, caplog: p
     assert (event["reason"], event["type"], event["regarding"]["uid"]) == ("CapChanged", "Normal", caps.uid("a"))
     told = "alone on its GPU, it runs no process now: its next one gets at most 100% of the GPU's threads"
     assert event["note"] == f"{told}, instead of 50%"
+
+
+@pytest.mark.parametrize(
+    ("others", "words"), [(0, "alone on its GPU"), (1, "beside 1 other pod"), (2, "beside 2 other pods")]
+)
+def test_the_neighbours_are_named_in_words(others: int, words: str) -> None:
+    """Before: "beside 1 other pods"."""
+    assert beside(others) == words
 
 
 async def test_a_pod_that_waits_is_asked_about_again_when_a_cap_has_changed(caps: Caps) -> None:

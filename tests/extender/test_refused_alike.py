@@ -197,6 +197,7 @@ def test_they_refuse_alike_where_pods_crowd(make_cluster, serve_cluster, monkeyp
     assert not too_few(answers.seen, reason)
 
 
+@pytest.mark.compute
 def test_they_keep_gpus_alike_for_who_has_waited_long(make_cluster, serve_cluster, monkeypatch, tmp_path):
     answers = Answers()
     for number in range(SCENES):

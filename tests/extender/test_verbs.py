@@ -106,6 +106,20 @@ async def test_nodes_that_are_equally_good_are_left_to_kube_scheduler(cluster, s
         assert (await running.filter("a"))["NodeNames"] == ["n0", "n1", "n2"]
 
 
+async def test_before_any_gpu_node_is_known_a_pod_is_refused_with_a_sentence(cluster, serve_cluster):
+    """The first node of a cluster offers shares before its agent's GpuNode is there."""
+    cluster.make_pod("p")
+    async with serve_cluster(cluster) as running:
+        answer = await running.filter("p", ["n1"])
+        assert answer["FailedAndUnresolvableNodes"] == {"n1": "the node has no GPUs that gpushare manages"}
+        assert (answer["NodeNames"], answer["Error"]) == ([], "")
+        assert await running.post("prioritize", {"Pod": cluster.pod("p"), "NodeNames": ["n1"]}) == []
+        await running.extender.explainer.round()
+        cluster.add_node("n1")
+        await cluster.settle()
+        assert (await running.filter("p"))["NodeNames"] == ["n1"]
+
+
 async def test_filter_reserves_nothing(running):
     running.cluster.make_pod("a", "1")
     for _ in range(5):

@@ -20,8 +20,8 @@ from gpushare.extender.waiting import (
     GRACE_SECONDS,
     MAX_EXAMINED,
     MAX_TOUCHES,
-    OLD_WORDS_SECONDS,
     PATIENCE_SECONDS,
+    STALE_REASON_SECONDS,
     STALE_SECONDS,
     WaitingPods,
 )
@@ -95,10 +95,28 @@ def test_important_pods_first_and_not_all_at_once(waiting):
 
 
 def test_pods_that_are_gone_are_forgotten_but_not_at_once(waiting):
+    for second in range(-20, 0):
+        waiting.heard(second)
     waiting.refused(pod("a"), 0)
-    waiting.prune(lambda uid: False, STALE_SECONDS - 1)
-    assert len(waiting) == 1
+    for second in range(int(STALE_SECONDS)):
+        waiting.heard(second)
+        waiting.prune(lambda uid: False, second)
+        assert len(waiting) == 1
+    waiting.heard(STALE_SECONDS)
     waiting.prune(lambda uid: False, STALE_SECONDS)
+    assert len(waiting) == 0
+
+
+def test_who_is_refused_while_the_watch_is_silent_is_kept_until_it_has_caught_up(waiting):
+    """Before: forgotten after 10 s, and not woken when room appeared."""
+    waiting.heard(0)
+    waiting.refused(pod("a"), 60)
+    waiting.prune(lambda uid: False, 600)
+    assert len(waiting) == 1
+    waiting.heard(600)
+    waiting.prune(lambda uid: False, 600)
+    assert len(waiting) == 1, "what the watch has missed may come within moments"
+    waiting.prune(lambda uid: False, 600 + STALE_SECONDS)
     assert len(waiting) == 0
 
 
@@ -134,24 +152,24 @@ def test_room_that_appears_while_many_are_looked_at_is_for_all_of_them(waiting, 
     assert names(waiting.due(24, always)) == ([f"large{index}" for index in range(MAX_TOUCHES)] if again else [])
 
 
-def test_who_waits_with_old_words_is_touched_once_for_one_room(waiting):
+def test_who_waits_with_a_stale_reason_is_touched_once_for_one_room(waiting):
     """Before: its status said for up to five minutes that 10 percent are free, where it may not take 60 by now."""
     waiting.refused(pod("a"), 0)
     waiting.refused(pod("b"), 1)
-    assert waiting.with_old_words(OLD_WORDS_SECONDS) is None, "nothing has changed since"
-    waiting.room(OLD_WORDS_SECONDS)
-    now = OLD_WORDS_SECONDS + 15
+    assert waiting.with_stale_reason(STALE_REASON_SECONDS) is None, "nothing has changed since"
+    waiting.room(STALE_REASON_SECONDS)
+    now = STALE_REASON_SECONDS + 15
     assert waiting.due(now, lambda _: False) == []
-    assert [waiting.with_old_words(now + second) for second in range(3)] == [pod("a"), pod("b"), None]
+    assert [waiting.with_stale_reason(now + second) for second in range(3)] == [pod("a"), pod("b"), None]
     waiting.refused(pod("a"), now + 1)
     waiting.refused(pod("b"), now + 2)
     waiting.room(now + 10)
     assert waiting.due(now + 15, lambda _: False) == []
-    assert waiting.with_old_words(now + 16) is None, "they are new"
-    assert waiting.with_old_words(now + 1 + OLD_WORDS_SECONDS) == pod("a")
+    assert waiting.with_stale_reason(now + 16) is None, "they are new"
+    assert waiting.with_stale_reason(now + 1 + STALE_REASON_SECONDS) == pod("a")
     waiting.room(now + 70)
     assert names(waiting.due(now + 80, always)) == ["a", "b"]
-    assert waiting.with_old_words(now + 200) is None, "they fit"
+    assert waiting.with_stale_reason(now + 200) is None, "they fit"
 
 
 def test_words_of_who_is_touched_in_vain_keep_nobody_waiting(waiting):
@@ -161,7 +179,7 @@ def test_words_of_who_is_touched_in_vain_keep_nobody_waiting(waiting):
     for second in range(100, 400):
         waiting.room(second)
         waiting.due(second + 0.5, lambda _: False)
-        touched += [one.name for one in [waiting.with_old_words(second + 0.5)] if one is not None]
+        touched += [one.name for one in [waiting.with_stale_reason(second + 0.5)] if one is not None]
     assert min(map(touched.count, "abc")) == max(map(touched.count, "abc")) > 0
 
 
@@ -283,6 +301,30 @@ async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monk
         assert len(cluster.patches) == 1
 
 
+async def test_who_was_refused_while_the_watch_was_broken_is_woken(cluster, serve_cluster):
+    cluster.add_node("n1", gpus=1)
+    now = [1000.0]
+    async with serve_cluster(cluster, lambda: now[0]) as running:
+        cluster.make_pod("tenant", "1")
+        await cluster.settle()
+        assert await running.bind("tenant", "n1") == ""
+        await cluster.settle()
+        cluster.flowing.clear()
+        cluster.make_pod("unseen", "1")
+        assert (await running.filter("unseen"))["NodeNames"] == []
+        for _ in range(60):
+            now[0] += 1.0
+            await running.extender.wake()
+        cluster.flowing.set()
+        await cluster.settle()
+        cluster.remove(PODS, "default/tenant")
+        await cluster.settle()
+        for _ in range(5):
+            now[0] += 1.0
+            await running.extender.wake()
+        assert [name for name, _ in cluster.patches] == ["unseen"]
+
+
 async def test_room_that_does_not_suffice_lets_kube_scheduler_say_anew_why_a_pod_waits(cluster, serve_cluster):
     """ "b" was told that 10 percent are free. 60 are by now, which is not enough either."""
     cluster.add_node("n1", gpus=1)
@@ -305,7 +347,7 @@ async def test_room_that_does_not_suffice_lets_kube_scheduler_say_anew_why_a_pod
             await running.extender.wake()
             touched += [now[0] - 1000.0 for _ in cluster.patches[len(touched) :]]
         assert [name for name, _ in cluster.patches] == ["b"]
-        assert touched == [OLD_WORDS_SECONDS]
+        assert touched == [STALE_REASON_SECONDS]
 
 
 def waits(cluster, name, **metadata):

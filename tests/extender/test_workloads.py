@@ -66,6 +66,43 @@ def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
             assert workload.key.split("@")[0] == (expected if found.status.profile is not None else "")
 
 
+def test_a_pod_that_another_gpushare_selects_now_has_that_ones_profile():
+    """Before: its workload stayed unknown, or the former one, until some GpuShare changed."""
+    ledger = ShareLedger()
+    ledger.share_changed(Change.ADDED, "default/s", GpuShare.from_object(gpushare("s", selector={"app": "s"})))
+
+    def changed(**labels):
+        asked = dataclasses.replace(pod(**labels), annotations={"gpushare.io/fraction": "0.5"})
+        ledger.pod_changed(Change.MODIFIED, "default/p", asked)
+        known = ledger.request_of(asked).known
+        return known.name if known is not None else "", ledger.context.judge.version
+
+    assert changed()[0] == ""
+    before = changed(app="other")
+    after = changed(app="s")
+    assert (before[0], after[0]) == ("", "default/s")
+    assert after[1] > before[1], "its neighbours are judged anew"
+    assert changed(app="s", other="x") == after, "nothing that decides has changed"
+
+
+def test_neighbours_are_judged_anew_where_another_gpushare_takes_pods_over_and_gives_them_back():
+    """Before: a GpuShare without a profile and a tolerance was no news: sets kept the former one's profile."""
+    news = []
+    known = KnownWorkloads(lambda: news.append(1))
+    known.put(GpuShare.from_object(gpushare("z", owner="o")))
+    asked, first = pod(owner="o", app="x"), gpushare("a", selector={"app": "x"}, profiled=False)
+    del first["spec"]["maxSlowdown"]
+    assert (known.of(asked).name, len(news)) == ("default/z", 1)
+    known.put(GpuShare.from_object(first))
+    assert (known.of(asked).name, known.of(asked).profile, len(news)) == ("default/a", None, 2)
+    known.drop("default", "a")
+    assert (known.of(asked).name, len(news)) == ("default/z", 3)
+    made = gpushare("b", owner="another", profiled=False)  # as the operator makes one for each owner
+    del made["spec"]["maxSlowdown"]
+    known.put(GpuShare.from_object(made))
+    assert len(news) == 3, "that one takes over only pods that none applied to"
+
+
 def test_the_first_point_of_a_cap_curve_is_a_new_profile():
     news = []
     known = KnownWorkloads(lambda: news.append(1))

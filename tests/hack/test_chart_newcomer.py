@@ -129,16 +129,29 @@ def test_a_newcomer_is_read_breaks_a_promise_and_is_throttled(
         step(Newcomer(after=0.7, profile_after=60.0))
 
 
-def test_the_page_says_of_the_newcomer_what_the_record_says(suite: ModuleType) -> None:
-    step = json.loads((ROOT / "tests/data/chart/h200-newcomer.json").read_text())["details"]
+@pytest.mark.parametrize(
+    ("name", "title", "readings"),
+    [
+        ("h200-newcomer", "With a newcomer, and with the defects of 28 November mended", 6.0),
+        ("h200-newcomer-1130", "After the gate's and the operator's mends of 28 to 30 November", 15.0),
+    ],
+)
+def test_the_page_says_of_the_newcomer_what_the_record_says(
+    suite: ModuleType, name: str, title: str, readings: float
+) -> None:
+    step = json.loads((ROOT / f"tests/data/chart/{name}.json").read_text())["details"]
     page = (ROOT / "docs/measurements/cluster-h200.md").read_text().replace("**", "")
+    section = page.split(f"## {title}\n")[1].split("\n## ")[0]
     rows = {
-        name: row for row in page.splitlines() for name in ("unknown", "known") if f"| newcomer, {name} |" in row
+        name: row
+        for row in section.splitlines()
+        for name in ("unknown", "known")
+        if f"| newcomer, {name} |" in row
     }
     unknown = step["unknown"]
     assert f"profile {unknown['first_kernel_to_profile_s']} s after its first kernel" in rows["unknown"]
     assert f"cost the neighbour {unknown['part_of_the_neighbours_minute']:.0%} of a minute" in rows["unknown"]
-    assert list(unknown["readings"].values()) == [6.0]
+    assert list(unknown["readings"].values()) == [readings]
     assert f"fft makes {step['beside']} beside it and is promised {step['promise']}" in rows["known"]
     looks = [suite.chart_newcomer.Look(*each) for each in step["looks"]]
     broken = suite.chart_newcomer.kept_again(looks, step["promise"] - suite.chart_newcomer.TOLERANCE)

@@ -17,7 +17,7 @@ from devcluster.progress import Failed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.devices.shareable import MINIMUM_DRIVER
+from gpushare.core.gpu import MINIMUM_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 

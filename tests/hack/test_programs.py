@@ -71,6 +71,7 @@ for word in "$@"; do
     [[ $word != --junitxml=* ]] || report="${{word#*=}}"
 done
 [ "$status" -ge 2 ] || echo '{suite}' > "$report"
+[ ! -r /proc/self/autogroup ] || cp /proc/self/autogroup "$0.$(basename "$report" .xml)"
 echo "told: $GPUSHARE_TEST_PROGRAMS"
 exit $status""",
     )
@@ -93,6 +94,21 @@ def test_hack_test_hands_the_names_on_and_ends_with_the_number(
     names = "cluster kubernetes kubectl helm zsh clients"
     told = f"told: {names}"
     assert done.stdout.splitlines() == [told] * 4 + [f"hack/test: 68 skipped; there were: {names}"]
+
+
+def test_what_only_computes_gives_way_to_the_clusters_parts_which_have_sessions_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """Idle priority counts within a session only, where the kernel shares the CPUs among sessions."""
+    if not Path("/proc/self/autogroup").exists():
+        pytest.skip("this kernel has no autogroup")
+    assert run_of(tmp_path, "true", 0, 0, 0, 0).returncode == 0
+    groups = {
+        name: (tmp_path / ".venv" / "bin" / f"pytest.{name}").read_text().split()
+        for name in ("together", "compute")
+    }
+    assert groups["compute"][1:] == ["nice", "19"]
+    assert groups["together"] != groups["compute"]
 
 
 @pytest.mark.parametrize(

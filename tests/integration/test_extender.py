@@ -14,7 +14,7 @@ from bench import controlplane
 
 from gpushare.kube import PODS, Change, Conflict, Reflector, connect
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.own_server, pytest.mark.timeout(180)]
 PODS_PATH = "/api/v1/namespaces/default/pods"
 GPUNODES_PATH = "/apis/gpushare.io/v1alpha1/gpunodes"
 

@@ -168,10 +168,17 @@ async def test_an_event_names_its_object_and_never_raises(api, server, caplog):
     _, path, _, _, body = server.requests[0]
     assert path == "/apis/events.k8s.io/v1/namespaces/n/events"
     assert body["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "n", "uid": "u1"}
-    assert len(body["note"]) == 1000
+    assert body["note"] == "x" * 1024
     server.failures = [(403, {"message": "no events for you"}, {})]
     await record_event(api, pod, reason="ClientsAtLimit", note="x", action="Hold")
     assert "no events for you" in caplog.text
+
+
+async def test_an_events_note_is_cut_by_bytes_as_the_api_server_counts_them(api, server):
+    """Before: 1000 characters, up to 4000 bytes, which the API server refuses, so that there was no event."""
+    await record_event(api, {"kind": "Pod", "name": "p"}, reason="R", note="ä" * 2000, action="A")
+    await record_event(api, {"kind": "Pod", "name": "p"}, reason="R", note="a" + "ä" * 2000, action="A")
+    assert [body["note"] for *_, body in server.requests] == ["ä" * 512, "a" + "ä" * 511]
 
 
 @pytest.mark.parametrize("end", ["-", ".", ".-", "a"])
@@ -219,6 +226,15 @@ async def test_a_pods_token_that_cannot_be_read_is_retryable(server, tmp_path):
     await api.list(PODS, lambda pod: pod)
     await api.close()
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "new/status", "new%2Fstatus", "../pods/new"])
+async def test_a_name_that_no_object_can_have_asks_for_no_other_object(server, api, name):
+    """Whoever makes a pod writes its owners' names, and the API server checks none."""
+    for call in (api.get, api.delete):
+        with pytest.raises(NotFound, match="no Pod can have the name"):
+            await call(PODS, name, namespace="shop")
+    assert server.requests == []
 
 
 def test_paths_of_namespaced_objects_need_a_namespace():

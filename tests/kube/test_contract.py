@@ -18,7 +18,10 @@ NAMESPACE = "default"
 _names = (f"pod-{number}" for number in itertools.count())
 
 
-@pytest.fixture(params=["in process", "over HTTP", pytest.param("real", marks=pytest.mark.integration)])
+REAL = pytest.param("real", marks=[pytest.mark.integration, pytest.mark.own_server])
+
+
+@pytest.fixture(params=["in process", "over HTTP", REAL])
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
     if request.param == "in process":
         yield FakeApi()

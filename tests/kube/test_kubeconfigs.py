@@ -49,6 +49,16 @@ async def test_certificates_that_are_none_are_no_defect(kubeconfig: Any, cluster
             pass
 
 
+async def test_an_empty_part_of_the_variable_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: it counted as the present folder, and the sentence was the library's, which names no file."""
+    absent = tmp_path / "absent"
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", f"{absent}:")
+    with pytest.raises(ApiError, match=f"no usable cluster configuration: there is no {absent}$"):
+        async with connect():
+            pass
+
+
 @pytest.mark.parametrize(
     "server",
     ["", "cluster.example", "127.0.0.1:6443", "ftp://127.0.0.1", "https://127.0.0.1:99999", "https://:6443"],

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import random
 
 import orjson
 import pytest
 
 from gpushare.kube import PODS, Change, Reflector
+from gpushare.kube.reflector import BACKOFF
 
 SOON = 60.0
 
@@ -75,6 +77,32 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_the_watch(api, 
         assert (len(refused), running.restarts) == (1, 1)
 
 
+class LongestPauses(random.Random):
+    """Draws no jitter."""
+
+    def random(self):
+        return 1.0
+
+    def getrandbits(self, k):  # else randint draws by `random` and never ends
+        return super().getrandbits(k)
+
+
+async def test_the_first_pause_is_as_short_after_any_failure(api, server, changes):
+    """Before: twice as long after one that is not the API's, which was counted before the pause was computed."""
+    pauses = Pauses()
+
+    def reduce(obj):
+        if not pauses.delays:
+            raise asyncio.CancelledError
+        return obj["x"]
+
+    server.objects = [pod("a", 1, x=1)]
+    seen = lambda change, key, value: changes.put_nowait((change, key, value))  # noqa: E731
+    async with Reflector(api, PODS, reduce, on_change=seen, rng=LongestPauses(), sleep=pauses):
+        await take(changes, 1)
+    assert pauses.delays[0] == BACKOFF.first_seconds
+
+
 async def test_list_then_watch(reflector, server, changes):
     server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
     async with next_watch(server) as watch:
@@ -97,6 +125,23 @@ async def test_list_then_watch(reflector, server, changes):
         assert server.requests[-1][2]["resourceVersion"] == "200"
         assert dict(reflector.items) == {"n/a": 9, "n/c": 3}
         assert reflector.restarts == 0
+
+
+async def test_a_list_and_each_event_are_answers_bookmarks_included_and_failures_are_none(api, server, changes):
+    answers = asyncio.Queue()
+    server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
+    async with Reflector(
+        api, PODS, lambda obj: obj["x"], on_answer=lambda: answers.put_nowait(None), sleep=Pauses()
+    ) as running:
+        async with next_watch(server) as watch:
+            await take(answers, 1)
+            watch.put_nowait(event("ADDED", pod("c", 101, x=3)))
+            watch.put_nowait(event("BOOKMARK", {"metadata": {"resourceVersion": "200"}}))
+            await take(answers, 2)
+            server.failures = [(500, {}, {})] * 3
+            watch.put_nowait(None)
+        async with next_watch(server):
+            assert (answers.empty(), running.restarts) == (True, 3)
 
 
 @pytest.mark.parametrize("as_status", [True, False])

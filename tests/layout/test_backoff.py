@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syntax import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "operator", "deviceplugin", "bench")
@@ -41,7 +42,7 @@ def _is_power_of_two(node: ast.AST) -> bool:
 
 def doublings(source: str) -> Iterator[int]:
     """Yield the lines with `min(limit, 2 * x)`, `x * 2 ** n`, `x *= 2` or `x = 2 * x`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "min":
             is_doubling = any(map(_doubles_a_variable, node.args))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):

@@ -7,10 +7,13 @@ process, and the twin only writes times that a driver writes too.
 import ast
 from pathlib import Path
 
+from syntax import nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src/gpushare", "operator/gpushare_operator", "deviceplugin/gpushare_deviceplugin")
 EXCEPT_IN = ("src/gpushare/cli/", "src/gpushare/twin/")
 WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "time.gmtime", "time.localtime")
+READINGS = {clock.rpartition(".")[2] for clock in WALL_CLOCKS}
 
 MAY_READ = {
     "deviceplugin/gpushare_deviceplugin/agent.py": "hands it to the gates",
@@ -35,11 +38,12 @@ MAY_READ = {
 
 def reads_wall_clock(source: str) -> bool:
     """Return whether a module names one of the wall clocks."""
-    tree = ast.parse(source)
-    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = {
+        ast.unparse(node) for node in nodes(source) if isinstance(node, ast.Attribute) and node.attr in READINGS
+    }
     imported = {
         f"time.{each.name}"
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, ast.ImportFrom) and node.module == "time"
         for each in node.names
     }

@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from syntax import tree
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = [ROOT / folder for folder in ("src", "operator", "deviceplugin")]
@@ -41,7 +43,7 @@ def imported(tree: ast.AST, *, in_functions: bool) -> Iterator[str]:
 def third_party(*, in_functions: bool) -> dict[str, Path]:
     """Modules that are neither ours nor the standard library's, each with a file that imports it."""
     found = {
-        name: path for path in SOURCES for name in imported(ast.parse(path.read_text()), in_functions=in_functions)
+        name: path for path in SOURCES for name in imported(tree(path.read_text()), in_functions=in_functions)
     }
     return {name: path for name, path in found.items() if name not in OWN | sys.stdlib_module_names}
 

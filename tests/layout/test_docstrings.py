@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from syntax import nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "operator", "deviceplugin", "bench", "hack")
 CLAUSE = re.compile(
@@ -17,7 +19,7 @@ QUESTION = re.compile(r"(What|Who|Whom|Whose|Why|When|Where|How)\b")
 
 def docstrings(source: str) -> Iterator[tuple[str, str, bool]]:
     """The docstring of each function and class, with its name and whether its first words are against the rule."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             rule = QUESTION if isinstance(node, ast.ClassDef) else CLAUSE
             if text := ast.get_docstring(node):

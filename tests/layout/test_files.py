@@ -7,6 +7,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from syntax import nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MOST_LINES = 600
@@ -35,7 +37,7 @@ def test_no_number_is_wrapped_round_its_comment() -> None:
     wrapped = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path.read_text())
         if isinstance(node, ast.Assign | ast.AnnAssign)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, int | float)
@@ -61,7 +63,7 @@ def wrapped(source: str) -> Iterator[int]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         head = head_of(node) if isinstance(node, ast.stmt) else None
         if head is None or head[1] == node.lineno or comments.get(head[1], "noqa").find("noqa") >= 0:
             continue

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from syntax import nodes, tree
+
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("_pb2.py", "_grpc.py")
 
@@ -20,7 +22,7 @@ def types(path: Path) -> Iterator[tuple[str, str]]:
     A private class counts by its name without the underscore, wherever it stands, and a private alias not at all.
     Options of the command line (`Annotated[..., typer.Option(...)]`) belong to their command and are left out.
     """
-    for node in ast.parse(path.read_text()).body:
+    for node in tree(path.read_text()).body:
         if isinstance(node, ast.ClassDef):
             yield node.name.lstrip("_"), f"the class {node.name} in {path.relative_to(ROOT)}"
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -52,9 +54,9 @@ SAYS_NOTHING = {"said", "held", "there", "which", "cast", "together"}
 
 def names_of_values(path: Path) -> Iterator[tuple[str, int]]:
     """Names that a file binds, fields of dataclasses included; methods may be verbs, as in `ledger.held()`."""
-    tree = ast.parse(path.read_text())
-    methods = {id(each) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-    for node in ast.walk(tree):
+    found = nodes(path.read_text())
+    methods = {id(each) for node in found if isinstance(node, ast.ClassDef) for each in node.body}
+    for node in found:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

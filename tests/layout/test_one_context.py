@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from syntax import nodes
 
 from gpushare.cli.live import LiveCluster
 from gpushare.cli.plan import context_of
@@ -35,7 +36,7 @@ def callers(name: str) -> set[str]:
     found = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+            calls = (node.func for node in nodes(path.read_text()) if isinstance(node, ast.Call))
             if any(isinstance(each, ast.Name) and each.id == name for each in calls):
                 found.add(path.relative_to(ROOT).as_posix())
     return found

@@ -1,13 +1,17 @@
 """The gate before a real twin daemon, with real tenant processes; pods are told apart by pid instead of cgroup."""
 
 import itertools
+import os
+import signal
 import time
 
 import pytest
 
 from gpushare.mps import commands
+from gpushare.mps import gate as gating
 from gpushare.mps.faultlog import FaultLog
 from gpushare.mps.gate import Backend
+from gpushare.mps.identity import is_alive
 from gpushare.mps.status import GateState, HoldReason
 
 from .conftest import decide, eventually
@@ -87,6 +91,86 @@ async def test_nobody_is_passed_on_to_a_server_that_has_logged_a_fault(stage, te
     assert {str(each) for each in stage.trouble} == {"the server has logged a fault"}
     assert not tenant.is_connected()
     assert faults.read() is not None  # as the keeper does, which then waits until the server is active
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+def between_two_connections(monkeypatch, act) -> None:
+    """Have something happen in a process's turn, when its second connection is about to be passed on."""
+    real, calls = gating.relay, itertools.count(1)
+
+    async def relay(*arguments, **options):
+        if next(calls) == 2:
+            await act()
+        return await real(*arguments, **options)
+
+    monkeypatch.setattr(gating, "relay", relay)
+
+
+async def test_a_turn_goes_no_further_once_its_server_is_in_fault(stage, tenants, monkeypatch):
+    """Before: the keeper had read the fault in the log, so the rest of the turn was passed on, and turned away."""
+    decide(stage.gpu, a=(20, 20000))
+
+    async def fault() -> None:
+        stage.gate.set_backend(Backend(GateState.FAULT, stage.server_pid))
+
+    between_two_connections(monkeypatch, fault)
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.reasons().get(tenant.pid) is HoldReason.FAULT, "held")
+    assert not tenant.is_connected()
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+async def test_a_fault_that_is_noticed_before_the_daemon_answers_leaves_the_process_waiting(
+    stage, tenants, monkeypatch
+):
+    """What the daemon has handed out is taken back, so the server does not wait for a first message."""
+    decide(stage.gpu, a=(20, 20000))
+    real, calls = gating.Handover.of, itertools.count(1)
+
+    async def answered(*arguments):
+        if next(calls) == 2:
+            stage.gate.set_backend(Backend(GateState.FAULT, stage.server_pid))
+        return await real(*arguments)
+
+    monkeypatch.setattr(gating.Handover, "of", answered)
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.reasons().get(tenant.pid) is HoldReason.FAULT, "held")
+    assert await stage.look() == (), "the server answers"
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+@pytest.mark.parametrize("keeper_knows", [True, False])
+async def test_a_server_that_is_replaced_in_a_turn_serves_nobody_without_ceilings(
+    stage, tenants, monkeypatch, keeper_knows
+):
+    """Before: the process got the whole GPU of the next server, and was ended for it as a stranger."""
+    decide(stage.gpu, a=(20, 20000))
+
+    async def up_again() -> None:
+        (stage.server_pid,) = await stage.control.servers()
+        stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
+
+    async def replace() -> None:
+        os.kill(stage.server_pid, signal.SIGKILL)
+        await eventually(lambda: not is_alive(stage.server_pid), "its end")
+        if keeper_knows:
+            await stage.control.run(commands.start_server(0))
+            await up_again()
+
+    between_two_connections(monkeypatch, replace)
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    if not keeper_knows:  # the daemon starts another server for the next connection
+        await eventually(lambda: stage.trouble, "noticed")
+        await stage.control.run(commands.start_server(0))
+        await up_again()
     await eventually(tenant.is_connected, "connected")
     assert tenant.value("sms") == "26"
 

@@ -164,8 +164,10 @@ def pid_namespace():
             pytest.skip("no pid namespace can be made here")
         (first,) = children_of(outer.pid)
         (second,) = children_of(first)
-        yield first, second
-        outer.kill()
+        try:
+            yield first, second
+        finally:
+            outer.kill()
 
 
 @pytest.fixture

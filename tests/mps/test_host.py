@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
+from gpushare.mps import commands
 from gpushare.mps.actions import clients_of_pod, end_clients
+from gpushare.mps.control import SyncMpsControl
 from gpushare.mps.host import main
 from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import gpu_directories, status_reader
 from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 
-from .conftest import SRC, decide, is_stopped, until
+from .conftest import SRC, decide, is_stopped, twin_program, until
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +149,30 @@ def test_a_killed_server_is_counted_and_replaced(host, run):
     until(lambda: host.status().gate_pid != after.gate_pid, "another gate")
     host.until_active()
     assert host.status().server_restarts == after.server_restarts
+
+
+@pytest.mark.parametrize("what", ["fault", "server"])
+def test_what_ends_every_client_while_the_gate_hangs_and_is_killed_is_told(host, run, what):
+    """Before: the next gate skipped what the server had logged, and took another server for the same."""
+    decide(host.gpu, **{POD: (40, 20000)})
+    tenant = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: clients_of_pod(host.gpu, POD), "connected, and in the status")
+    before = host.status()
+    os.kill(before.gate_pid, signal.SIGSTOP)
+    if what == "fault":
+        SyncMpsControl(twin_program(host.gpu)).run(commands.Command("twin_fault", commands.check))
+    else:
+        os.kill(before.server_pid, signal.SIGKILL)
+    until(lambda: tenant.process.poll() is not None, "its end")
+    os.kill(before.gate_pid, signal.SIGKILL)
+    until(lambda: host.status().gate_pid != before.gate_pid, "another gate")
+    host.until_active()
+    status = host.status()
+    assert (status.daemon_pid, status.daemon_restarts) == (before.daemon_pid, before.daemon_restarts)
+    if what == "fault":
+        assert (status.faults, status.last_fault_pods, status.server_restarts) == (1, (POD,), 0)
+    else:
+        assert (status.faults, status.server_restarts) == (0, 1)
 
 
 def test_a_fault_is_seen_and_nobody_is_blamed_for_it_and_the_gpu_recovers(host, run):

@@ -19,6 +19,8 @@ from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.ledger import Admission, Presence
 from gpushare.mps.logs import trim
+from gpushare.mps.status import GateState
+from gpushare.mps.turned_away import TURNED_AWAY_SECONDS
 from gpushare.twin.gpus import parse_simulated
 
 from .conftest import eventually
@@ -48,8 +50,27 @@ async def test_a_full_disk_is_said_once_and_the_status_follows_when_there_is_roo
     assert len([line for line in messages if "written again" in line]) == 1
 
 
+def test_counts_are_of_the_same_series_until_a_gate_finds_no_former_status(tmp_path):
+    [info] = parse_simulated("H200:1", "n")
+    gpu = GpuDirectory.of(tmp_path, info.uuid)
+    gpu.create()
+    setup = keeping.setup_of(gpu, json.dumps(dataclasses.asdict(info)))
+    series = []
+    for loses in (False, False, True, False):
+        if loses:
+            gpu.status.write_text("{")
+        kept = keeping.Keeper(gpu, setup)
+        kept._take_over()
+        kept.publish()
+        series.append(status_reader(gpu).read().counts_since)
+    assert series[0] == series[1] > 0
+    assert series[1] < series[2] == series[3]
+
+
 POD = "11111111-1111-4111-8111-111111111111"
+OTHER_POD = "22222222-2222-4222-8222-222222222222"
 PID = 2**22 + 9  # of no process
+NOT_READY, TOO_MANY = 807, 808  # CUDA's errors of a process that the server turns away
 
 
 class Control:
@@ -112,6 +133,140 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
     assert keeper._status.faults == 1
 
 
+@pytest.fixture
+def faulting(tmp_path):
+    """A keeper that has looked just before its server faults; nobody was connected."""
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    control = Control(tmp_path, stamped_early=0.02)
+    control.clients = ()
+    keeper = keeping.Keeper(gpu, keeping.Setup(control, Memory(), None, identify=lambda _pid: None))
+    keeper.control = control
+    keeper._ledger.note_clients(())
+    return keeper
+
+
+def begins_its_turn(keeper, pid: int, pod: str, start_ticks: int | None = None) -> None:
+    ledger = keeper._ledger
+    ledger.admit(Admission(pid, start_ticks, pod, 20, 4096, 4096, ledger._clock()))
+
+
+async def told(keeper) -> tuple[str, ...]:
+    """The pods that hear of the fault."""
+    await keeper._look(os.getpid())
+    keeper.publish()
+    status = status_reader(keeper.gpu).read()
+    assert status.faults == 1
+    return status.last_fault_pods
+
+
+@pytest.mark.parametrize("is_in_its_turn", [False, True])
+async def test_a_fault_names_who_came_meanwhile_and_was_turned_away(faulting, is_in_its_turn):
+    """Before: a client that the server refused while it handled the fault failed, and its pod was told nothing."""
+    await faulting._look(os.getpid())
+    for number, (pod, is_turned_away) in enumerate({POD: True, OTHER_POD: False}.items()):
+        pid = PID + 1 + number
+        begins_its_turn(faulting, pid, pod)
+        if is_turned_away:
+            faulting._ledger.note_turned_away(pid, NOT_READY)
+        if not is_turned_away or not is_in_its_turn:
+            faulting._ledger.end_turn(pid, is_client=False)
+    assert await told(faulting) == (POD,)
+
+
+async def test_a_fault_names_who_was_handed_to_the_server_meanwhile_and_ended(faulting):
+    """Before: only who answered by an error; another is refused its context when it has answered, and ends."""
+    await faulting._look(os.getpid())
+    runs = os.getppid()
+    for pid, pod, ticks in ((PID + 1, POD, None), (runs, OTHER_POD, start_ticks_of(runs))):
+        begins_its_turn(faulting, pid, pod, ticks)
+        faulting._ledger.note_handed(pid)
+        faulting._ledger.end_turn(pid, is_client=False)
+    assert await told(faulting) == (POD,), "and not whose process goes on"
+
+
+async def test_who_is_turned_away_in_its_turn_as_the_server_is_active_again_is_told(faulting):
+    """Before: the fault was published when the server was back, and whoever said so later was told nothing."""
+    await faulting._look(os.getpid())
+    begins_its_turn(faulting, PID + 1, POD)
+    faulting.gate._is_between_turns.clear()
+
+    async def turned_away() -> None:
+        await eventually(lambda: faulting._status.state is GateState.FAULT, "noticed")
+        faulting._ledger.note_turned_away(PID + 1, NOT_READY)
+        faulting._ledger.end_turn(PID + 1, is_client=False)
+        faulting.gate._is_between_turns.set()
+
+    turn = asyncio.create_task(turned_away())
+    assert await told(faulting) == (POD,)
+    await turn
+
+
+async def test_who_is_turned_away_just_after_the_server_called_itself_active_is_told(faulting):
+    """Before: only who came before, as the fault was published by then."""
+    await faulting._look(os.getpid())
+    assert await told(faulting) == ()
+    for pid, pod, is_turned_away in ((PID + 1, POD, True), (PID + 2, OTHER_POD, False)):
+        begins_its_turn(faulting, pid, pod)
+        if is_turned_away:
+            faulting._ledger.note_turned_away(pid, NOT_READY)
+        else:
+            faulting._ledger.note_handed(pid)
+        faulting._ledger.end_turn(pid, is_client=False)
+    assert await told(faulting) == (POD,), "and not who only looked at the GPU"
+    faulting._faulted_at -= TURNED_AWAY_SECONDS
+    begins_its_turn(faulting, PID + 3, OTHER_POD)
+    faulting._ledger.note_turned_away(PID + 3, NOT_READY)
+    assert await told(faulting) == (POD,), "not long after it"
+
+
+async def test_who_was_turned_away_and_came_again_is_not_told(faulting):
+    """Before: it was told that the fault had ended its process, which works."""
+    await faulting._look(os.getpid())
+    pid, ledger = os.getppid(), faulting._ledger
+    for is_client in (False, True):
+        begins_its_turn(faulting, pid, POD, start_ticks_of(pid))
+        if is_client:
+            ledger.note_handed(pid)
+        else:
+            ledger.note_turned_away(pid, NOT_READY)
+        ledger.note_clients((pid,) if is_client else (), pid)
+        ledger.end_turn(pid, is_client=is_client)
+    faulting.control.clients = (pid,)
+    assert await told(faulting) == ()
+
+
+async def test_who_had_its_turn_as_the_server_faulted_and_was_given_nothing_is_not_told(faulting):
+    """Before: it was told that the fault had ended its process, which waits and then works."""
+    begins_its_turn(faulting, os.getppid(), POD, start_ticks_of(os.getppid()))
+    faulting.control.stamped_early = 0.0
+    await faulting._look(os.getpid())
+    faulting._ledger.end_turn(os.getppid(), is_client=False)
+    assert await told(faulting) == ()
+
+
+async def test_who_was_turned_away_before_is_not_told_of_a_later_fault(faulting):
+    begins_its_turn(faulting, PID + 1, POD)
+    faulting._ledger.note_turned_away(PID + 1, NOT_READY)
+    faulting._ledger.end_turn(PID + 1, is_client=False)
+    await asyncio.sleep(0.05)
+    await faulting._look(os.getpid())
+    assert await told(faulting) == ()
+
+
+async def test_who_is_turned_away_without_a_fault_is_told_so(faulting, monkeypatch):
+    """Before: the gate's log alone had it."""
+    faulting.control.will_fault = False
+    begins_its_turn(faulting, PID + 1, POD)
+    faulting._ledger.note_turned_away(PID + 1, TOO_MANY)
+    monkeypatch.setattr("gpushare.mps.turned_away.TURNED_AWAY_SECONDS", 0.0)
+    await faulting._look(os.getpid())
+    faulting.publish()
+    status = status_reader(faulting.gpu).read()
+    assert [(each.pod_uid, each.cuda_error) for each in status.turned_away] == [(POD, TOO_MANY)]
+    assert status.faults == 0
+
+
 async def test_a_client_that_the_gate_sees_while_the_keeper_asks_stays_a_client(tmp_path):
     """Before: the keeper's older list took it away, and with it its part of the pod's cap."""
     gpu = GpuDirectory.of(tmp_path, "GPU-1")
@@ -167,6 +322,11 @@ async def test_what_the_server_logs_just_before_its_log_is_shortened_is_read(tmp
             (),
             (Presence(7, "a", 1.0), Presence(8, "b", 1.0)),
             "fatal (with 2 processes connected; the server does not tell which began it)",
+        ),
+        (
+            (),
+            (Presence(7, "a", 1.0),),
+            "fatal (with 1 process connected; the server does not tell which began it)",
         ),
     ],
 )

@@ -28,6 +28,7 @@ from gpushare.mps.status import (
     MismatchKind,
     SelfTest,
     SelfTestResult,
+    TurnedAway,
     TurnStatistics,
 )
 
@@ -229,6 +230,7 @@ def full_status() -> GateStatus:
         5,
         TurnStatistics(1, 2, 3.0, 4.0, 5.0),
         ("uid", "uid-of-one-that-left"),
+        turned_away=(TurnedAway(14, "uid", 808, 1.4),),
     )
 
 
@@ -240,6 +242,6 @@ def test_a_status_reads_back_as_written(gpu):
 def test_a_later_versions_new_fields_are_no_trouble(gpu):
     data = full_status().to_json()
     data["new_field"] = 1
-    data["clients"][0]["new_field"] = 2
+    data["clients"][0]["new_field"] = data["turned_away"][0]["new_field"] = 2
     write_atomically(gpu.status, data)
     assert status_reader(gpu).read() == full_status()

@@ -271,6 +271,8 @@ def test_who_was_connected_when_something_began_is_known_after_they_have_left(le
     ledger.note_clients(())
     clock[0] = 101.5
     ledger.admit(admission(pid=GONE + 1, pod_uid="second", at=101.5))
+    ledger.note_handed(GONE + 1)
+    ledger.admit(admission(pid=GONE + 2, pod_uid="third", at=101.5))
 
     def pods(earliest, latest):
         return [each.pod_uid for each in ledger.connected(earliest, latest)]
@@ -280,10 +282,25 @@ def test_who_was_connected_when_something_began_is_known_after_they_have_left(le
     assert pods(101.2, 101.2) == []
     assert pods(100.7, 102.0) == ["first", "second"]
     ledger.end_turn(GONE + 1, is_client=False)
-    assert pods(101.5, 101.5) == ["second"], "it had its turn: it may have been connected between two looks"
+    assert pods(101.5, 101.5) == ["second"], "the server had it: it may have been connected between two looks"
     assert pods(101.6, 102.0) == []
     ledger.forget_departed(101.2)
     assert pods(100.0, 102.0) == ["second"]
+
+
+def test_a_process_with_the_pid_of_a_client_that_ended_is_another(ledger, clock):
+    """Before: until the next list it was taken for the client, and a fault was told to that one's pod."""
+    for ticks, pod in ((1, "first"), (2, "second")):
+        ledger.admit(Admission(GONE, ticks, pod, 25, 4096, 8192, clock[0]))
+        ledger.note_handed(GONE)
+        if pod == "first":
+            ledger.note_clients((GONE,), GONE)
+            ledger.end_turn(GONE, is_client=True)
+        clock[0] += 0.2
+    assert [(each.pod_uid, each.until) for each in ledger.connected(100.0, 101.0)] == [
+        ("first", 100.2),
+        ("second", None),
+    ]
 
 
 def test_a_server_that_ended_had_clients(ledger, clock):

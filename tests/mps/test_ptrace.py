@@ -145,6 +145,22 @@ def test_one_that_has_ended_or_ends_meanwhile(tmp_path, programs):
     threads.step(lambda: False, 1)
 
 
+def test_one_that_is_killed_while_it_is_stepped_is_collected(tmp_path, programs):
+    """Before: nobody else could collect it, so its container did not end, nor its pod, before the gate did."""
+    programs.append(Program(tmp_path / "page", "runs"))
+    threads = HeldThreads(programs[0].pid)
+    threads.hold()
+
+    def killed() -> bool:
+        programs[0].process.kill()
+        until(lambda: state_of(programs[0].pid) != "t", "it has left its stop")
+        return False
+
+    threads.step(killed, 0.5)
+    until(threads.collect, "all threads are collected")
+    assert not Path(f"/proc/{programs[0].pid}").exists(), "who traces it, here its parent too, has collected it"
+
+
 def test_what_another_tracer_has_is_refused(tmp_path, programs):
     programs.append(program := Program(tmp_path / "page", "sleeps"))
     threads = HeldThreads(program.pid)

@@ -92,6 +92,27 @@ async def desk(twin_gpu, request):
     desk.close()
 
 
+async def test_the_host_has_its_copy_before_anything_is_asked_about_a_connection(desk):
+    """Before: a gate killed while it read whose process that is took the only copy along: CUDA ran uncapped."""
+    host, gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host.setblocking(False)
+    kept: list[int] = []
+
+    def identify(_pid: int) -> str:
+        with contextlib.suppress(BlockingIOError):
+            kept.extend(socket.recv_fds(host, 256, 1)[1])
+        assert kept, "not kept yet"
+        return "a"
+
+    desk.reception._store, desk.reception._identify = StoreClient(gate), identify
+    connection = desk.connect()
+    await desk.settled()
+    assert connection.recv(64) == HELLO
+    os.close(kept[0])
+    for each in (host, gate):
+        each.close()
+
+
 def has_closed(connection: socket.socket) -> bool:
     """Whether the gate has closed it, whatever it said before."""
     poll = select.poll()

@@ -19,7 +19,7 @@ from gpushare.mps.packets import (
     Channel,
     read_packet,
 )
-from gpushare.mps.relay import ANSWER_SECONDS, NotDeliveredError, Passed, relay
+from gpushare.mps.relay import ANSWER_SECONDS, NotDeliveredError, Passed, ServerRefusal, relay
 
 from .conftest import eventually
 
@@ -95,12 +95,12 @@ async def test_the_recorded_handshake_passes(short_path, client):
         (b"x" * 65, 0),
         (ACKNOWLEDGED, 1),
         (ACKNOWLEDGED, 200),
-        (b"\1\0\0\0", 0),
         (ACKNOWLEDGED + b"\0", 0),
+        (b"\xff" * 4, 0),
         (b"get_server_list\0", 0),
         (CREDENTIALS, 0),
     ],
-    ids=["64-KiB", "65-bytes", "descriptor", "200-descriptors", "number", "five-bytes", "command", "again"],
+    ids=["64-KiB", "65-bytes", "descriptor", "200-descriptors", "five-bytes", "no-error", "command", "again"],
 )
 async def test_what_the_protocol_does_not_know_never_reaches_the_daemon(short_path, client, data, descriptors):
     """Before: bytes and descriptors were passed on as they came."""
@@ -110,6 +110,14 @@ async def test_what_the_protocol_does_not_know_never_reaches_the_daemon(short_pa
     assert await relay(channel, daemon.path) is Passed.BROKE_PROTOCOL
     assert await asyncio.to_thread(daemon.ended) == []
     assert open_descriptors() <= open_before, "no descriptor of the tenant's entered the gate"
+
+
+async def test_a_client_that_the_server_does_not_take_says_so_by_an_error(short_path, client):
+    """As recorded on an H200: CUDA error 807, "not ready to accept new clients", while it handles a fault."""
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+    tenant.send(bytes.fromhex("27030000"))
+    assert await relay(channel, daemon.path) == ServerRefusal(807)
+    assert await asyncio.to_thread(daemon.ended) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from gpushare.mps import keeper as keeping
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, NotSentError
 from gpushare.mps.identity import start_ticks_of
-from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, status_reader, write_decisions
+from gpushare.mps.ledger import Admission
 from gpushare.mps.status import GateState, SelfTest, SelfTestResult
 from gpushare.twin.gpus import parse_simulated
 
@@ -246,6 +247,116 @@ async def test_a_fault_during_the_self_test_is_told_and_does_not_hold_the_next_p
     assert "fatal GPU error" in kept._status.last_fault
 
 
+async def test_a_fault_during_which_the_daemon_is_silent_counts_once(kept, monkeypatch):
+    """Before: as two, and an agent that sees two at once tells every pod of the GPU that its processes ended."""
+    up(kept)
+    states = iter(["FAULT", ControlTimeoutError("no answer within 15 s"), "FAULT", "ACTIVE", "ACTIVE", "FAULT"])
+    answered = kept.control.run
+
+    async def run(command, timeout_seconds=0.0):
+        if command.text.startswith("get_server_status"):
+            state = next(states, "ACTIVE")
+            if isinstance(state, Exception):
+                raise state
+            kept.control.state = state
+        return await answered(command)
+
+    monkeypatch.setattr(kept.control, "run", run)
+    with pytest.raises(ControlTimeoutError):
+        await kept._look(os.getpid())
+    await kept._look(os.getpid())
+    assert kept._status.faults == 1
+    await kept._look(os.getpid())
+    await kept._look(os.getpid())
+    assert kept._status.faults == 2, "another one"
+
+
+POD = "11111111-1111-4111-8111-111111111111"
+OTHER_POD = "22222222-2222-4222-8222-222222222222"
+PID = 2**22 + 9  # of no process
+FAULT_LINE = "[2026-11-26 13:30:25.724 Server  2480] Server is handling a fatal GPU error.\n"
+
+
+def successor(kept, **previous):
+    """The keeper that follows one whose last status was as its present one, but for these fields."""
+    kept.publish()
+    status = kept.reader.read()
+    next_one = keeping.Keeper(kept.gpu, kept._setup)
+    next_one._previous = dataclasses.replace(status, **previous)
+    next_one.reader = kept.reader
+    next_one._take_over()
+    return next_one
+
+
+async def until_active(keeper):
+    async with running(keeper._supervise()):
+        await eventually(lambda: keeper._status.state is GateState.ACTIVE, "it serves")
+    return keeper.reader.read()
+
+
+@pytest.fixture
+def adopted(monkeypatch):
+    """This process stands for a daemon that runs on when its keeper has ended."""
+    monkeypatch.setattr(keeping.ControlProgram, "daemon_pid", lambda _self: os.getpid())
+
+
+@pytest.mark.usefixtures("adopted")
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_fault_of_the_moment_in_which_the_keeper_ended_is_told(kept, has_begun):
+    """Before: the next keeper skipped what the log had, so a fault that ended every client was told to nobody."""
+    up(kept)
+    log = kept.control.program.log / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(FAULT_LINE)
+    assert kept._read_faults(), "an earlier one, which is told"
+    kept._note_fault(1.0)
+    kept._ledger.admit(Admission(PID, 1, POD, 20, 4096, 4096, kept._ledger._clock()))
+    kept._ledger.note_clients((PID,), PID)
+    kept.publish()
+    with log.open("a") as file:
+        file.write(FAULT_LINE.replace("13:30", "13:31"))
+    if has_begun:
+        fault = kept._read_faults()
+        kept._set_state(GateState.FAULT, fault.line)
+    status = await until_active(successor(kept))
+    assert (status.faults, status.last_fault_pods, status.last_fault_by) == (2, (POD,), None)
+    assert (await until_active(successor(kept))).faults == 2, "once"
+
+
+@pytest.mark.usefixtures("adopted")
+async def test_who_lost_its_processes_by_a_fault_is_on_record_until_it_connects_another(kept):
+    """Also where a keeper or an agent is started meanwhile: it is told and shown as long as it lasts."""
+    up(kept)
+    mine = os.getppid()
+    for pid, pod in ((PID, POD), (PID + 1, OTHER_POD)):
+        kept._ledger.admit(Admission(pid, 1, pod, 20, 4096, 4096, kept._ledger._clock()))
+    kept._ledger.note_clients((PID, PID + 1))
+    write_decisions(kept.gpu, Decisions({POD: PodDecision(20, 4096), OTHER_POD: PodDecision(20, 4096)}))
+    kept._note_fault(1.0)
+    kept.publish()
+    assert kept.reader.read().lost_pods == (POD, OTHER_POD)
+    next_one = successor(kept)
+    assert (await until_active(next_one)).lost_pods == (POD, OTHER_POD)
+    next_one._ledger.admit(Admission(mine, start_ticks_of(mine), POD, 20, 4096, 4096, next_one._ledger._clock()))
+    next_one._ledger.note_clients((mine,), mine)
+    next_one._ledger.note_clients(())
+    next_one.publish()
+    assert kept.reader.read().lost_pods == (OTHER_POD,), "one came and went"
+    write_decisions(kept.gpu, Decisions({POD: PodDecision(20, 4096)}))
+    next_one.publish()
+    assert kept.reader.read().lost_pods == (), "it is not there any more"
+
+
+@pytest.mark.usefixtures("adopted")
+async def test_a_server_that_ended_while_no_keeper_ran_counts_as_restarted(kept):
+    """Before: not counted, so the pods whose processes had ended with it were told nothing."""
+    up(kept)
+    status = await until_active(successor(kept, server_pid=PID))
+    assert status.server_restarts == 1
+    status = await until_active(successor(kept, server_restarts=1))  # the same server
+    assert status.server_restarts == 1
+
+
 @pytest.fixture
 def faulted(kept, monkeypatch):
     """A keeper whose server stays in FAULT until the daemon is stopped; `stopped` has a number for each time."""
@@ -283,15 +394,35 @@ async def test_a_server_that_is_in_fault_when_the_keeper_starts_is_replaced(faul
 async def test_a_fault_that_the_former_keeper_noted_is_not_counted_again(faulted):
     me = faulted._status
     faulted._previous = dataclasses.replace(
-        me, state=GateState.FAULT, detail="fatal", faults=1, last_fault="fatal", last_fault_pods=("a",)
+        me, state=GateState.FAULT, faults=1, last_fault="fatal", last_fault_pods=("a",), is_fault_counted=True
     )
-    faulted._status = dataclasses.replace(me, faults=1, last_fault="fatal", last_fault_pods=("a",))
+    faulted._take_over()
     faulted.control.state = "FAULT"
     async with running(faulted._supervise()):
         await eventually(lambda: faulted.stopped, "the daemon is stopped")
         await eventually(lambda: faulted.reader.read().state is GateState.ACTIVE, "another serves")
         status = faulted.reader.read()
         assert (status.faults, status.last_fault, status.last_fault_pods) == (1, "fatal", ("a",))
+
+
+@pytest.mark.usefixtures("adopted")
+async def test_a_fault_that_was_counted_while_the_daemon_was_silent_is_not_counted_by_the_next_keeper(faulted):
+    """Before: its state was written as Down, so the next keeper counted the server's FAULT as another one."""
+    up(faulted)
+    faulted.control.state = "FAULT"
+
+    async def silent(*_):
+        faulted.control.failure = ControlTimeoutError("no answer within 15 s")
+        raise faulted.control.failure
+
+    faulted._is_back = silent
+    async with running(faulted._watch()):
+        await eventually(lambda: faulted.reader.read().state is GateState.DOWN, "silent")
+    status = faulted.reader.read()
+    assert (status.state, status.faults) == (GateState.DOWN, 1)
+    faulted.control.failure = None
+    assert (await until_active(successor(faulted))).faults == 1
+    assert faulted.stopped, "the server was in FAULT until the daemon was stopped"
 
 
 async def test_a_server_that_stays_in_fault_during_the_self_test_is_replaced(faulted, monkeypatch):

@@ -12,7 +12,7 @@ from gpushare.core.api import JobClass
 from gpushare.mps.asks import LEASE_SECONDS, ThrottleAsk, ThrottleAsks
 from gpushare.mps.duty import MAX_FREEZE_SECONDS, MAX_STOP_SECONDS
 from gpushare.mps.freezer import FreezeState, SimulatedFreezer
-from gpushare.mps.frozen import recorded
+from gpushare.mps.frozen import recorded, thaw_recorded
 from gpushare.mps.layout import (
     Decisions,
     GpuDirectory,
@@ -144,6 +144,26 @@ def test_a_silent_agent_lets_everyone_run(node):
     assert node.frozen_seconds[POD] == frozen
     assert node.status().pods == ()
     assert recorded(node.base) == ()
+
+
+def test_a_pod_that_a_killed_throttle_froze_and_that_could_not_be_thawed_at_once_is_thawed_later(node, caplog):
+    """Before: never, as long as the successor lived, which took it for frozen by others."""
+    node.ask(pod=ThrottleAsk(stopped_until=node.now + 1.0))
+    node.look()
+    assert node.freezer.cgroups[POD] is FreezeState.FROZEN
+    node.freezer.error = OSError(errno.ENFILE, "Too many open files in system")
+    thaw_recorded(node.base, node.freezer)  # as each throttle does when it starts
+    node.throttle = Throttle(node.base, node.freezer)
+    node.ask(other=ThrottleAsk(0.5))
+    node.run(4.0)
+    assert node.freezer.cgroups[POD] is FreezeState.FROZEN
+    assert sum(f"cannot thaw pod {POD}" in message for message in caplog.messages) == 1, "not each second"
+    node.freezer.error = None
+    node.run(1.0)
+    assert node.freezer.cgroups[POD] is FreezeState.THAWED
+    assert {mark.name for mark in recorded(node.base)} <= {OTHER}, "those that it froze itself are its own"
+    node.run(3.0, pod=ThrottleAsk(0.5))
+    assert node.refused() == {}
 
 
 def test_a_latency_pod_and_one_that_is_not_decided_here_are_never_frozen(node):

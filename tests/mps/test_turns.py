@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.mps.gate import _Turn
 from gpushare.mps.turns import (
     LEAST_TURN_SECONDS,
     MAX_ACCOUNTS,
     WASTE_SECONDS,
     WASTED_TURN_BACKOFF,
+    Turn,
     TurnAccounts,
 )
 
@@ -132,7 +132,7 @@ class Queue:
             self._waiting[f"good-{len(self.arrivals)}"] = (self.arrivals.popleft(), self.sitting)
 
     def _bad_sits(self) -> None:
-        turn = _Turn((1, 1), "bad", self.now, waits_since=self.now, step_at=self.now)
+        turn = Turn((1, 1), "bad", self.now, waits_since=self.now, step_at=self.now)
         while self.now - turn.started < self.sits_seconds:
             if self._waiting and turn.is_spent(self.now, self.accounts.allowance_seconds("bad", self.now)):
                 break
@@ -194,7 +194,7 @@ def test_what_is_remembered_is_bounded():
 
 
 def test_a_turn_is_spent_when_its_allowance_is_but_not_in_the_second_after_a_step():
-    turn = _Turn((1, 1), "a", 0.0, waits_since=10.0, step_at=10.0)
+    turn = Turn((1, 1), "a", 0.0, waits_since=10.0, step_at=10.0)
     assert not turn.is_spent(12.9, WASTE_SECONDS)
     assert turn.is_spent(13.1, WASTE_SECONDS)
     turn.step_at = 12.9

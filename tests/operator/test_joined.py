@@ -10,7 +10,7 @@ from tests.operator.test_reconciler import Clock, ScriptedApi
 
 from gpushare.core.admission import Defaults, JoinedWorkload, ShareKey
 from gpushare.core.api import Decision, GpuShare, GpuShareStatus, PodView, names, to_json
-from gpushare.core.control import Fares, OperatorSettings
+from gpushare.core.control import OperatorSettings, PodReport
 from gpushare.kube import GPUSHARES, PODS, Change
 from gpushare_operator.admission.watched import Watched
 from gpushare_operator.learner import Learner
@@ -54,8 +54,8 @@ class Joint:
             while await self.reconciler.step():
                 pass
 
-    def report(self, **fares: Fares) -> None:
-        self.world.put_node("n1", {f"p-{namespace}": fare for namespace, fare in fares.items()})
+    def report(self, **pod_reports: PodReport) -> None:
+        self.world.put_node("n1", {f"p-{namespace}": report for namespace, report in pod_reports.items()})
 
     def status(self, namespace: str) -> GpuShareStatus:
         return GpuShare.from_object(self.api.store.objects(GPUSHARES)[f"{namespace}/pod-p"]).status
@@ -63,7 +63,7 @@ class Joint:
 
 async def test_a_profile_of_one_namespace_is_written_to_the_other_and_to_no_third() -> None:
     joint = Joint()
-    placed = Fares(gpu_model=GPU)
+    placed = PodReport(gpu_model=GPU)
     joint.report(shop=replace(placed, profile=replace(SIGNATURE, taken_at=None)), lab=placed, elsewhere=placed)
     await joint.settle()
     taken = joint.status("shop").profile
@@ -79,7 +79,7 @@ async def test_a_profile_of_one_namespace_is_written_to_the_other_and_to_no_thir
 
 async def test_a_deleted_gpushare_of_one_namespace_takes_nothing_from_the_other() -> None:
     joint = Joint()
-    placed = Fares(gpu_model=GPU)
+    placed = PodReport(gpu_model=GPU)
     joint.report(shop=replace(placed, profile=replace(SIGNATURE, taken_at=None)), lab=placed)
     await joint.settle()
     kept = joint.status("lab").profile

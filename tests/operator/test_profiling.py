@@ -9,7 +9,7 @@ import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
 from gpushare.core.api import ConditionStatus, Decision, GpuNode, GpuShare, Phase, PodView, names
-from gpushare.core.control import OperatorSettings, fares_of
+from gpushare.core.control import OperatorSettings, pod_reports_of
 from gpushare.core.placement import ProbationSettings
 from gpushare.kube import GPUSHARES
 from gpushare.kube.fake import FakeApi
@@ -75,7 +75,7 @@ def world_of(
         "metadata": {"name": "n1"},
         "status": {"gpus": [{"uuid": "GPU-1", "tenants": tenants}], "conditions": list(conditions)},
     }
-    made.put_node("n1", fares_of([GpuNode.from_object(node).status]))
+    made.put_node("n1", pod_reports_of([GpuNode.from_object(node).status]))
     return made
 
 
@@ -94,6 +94,13 @@ def test_on_probation_until_its_window_ends() -> None:
     assert seen(running) == ({"new-1": "03:01:05 UTC"}, {}, BEGAN + 65)
     assert seen(running, BEGAN + 65) == ({}, {}, None)
     assert seen(running, seconds=0.0) == ({}, {}, None)
+
+
+def test_pods_without_a_key_hide_no_other_pods_probation() -> None:
+    """A selector's pods without a workload key get no profile; one that has a key may be on probation."""
+    keyless = [replace(pod(f"new-{number}"), annotations={names.FRACTION: "0.25"}) for number in range(2, 30)]
+    world = world_of(pod("new-1", probation=60), *keyless)
+    assert seen(world) == ({"new-1": "03:05:00 UTC"}, {}, BEGAN + 300)
 
 
 def test_a_start_that_was_seen_counts_by_the_operators_clock() -> None:

@@ -20,7 +20,7 @@ from gpushare.core.api import (
     names,
     to_json,
 )
-from gpushare.core.control import Fares, OperatorSettings
+from gpushare.core.control import OperatorSettings, PodReport
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
 from gpushare.kube.fake import FakeApi, ObjectStore
 from gpushare.runtime.tasks import TaskEndedError
@@ -164,7 +164,7 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     bench.pod(placed=True)
     await bench.settle()
     for slowdown in (1.1, 1.2, 1.3):
-        bench.world.put_node("n1", {"uid-p": Fares(1 / slowdown, slowdown)})
+        bench.world.put_node("n1", {"uid-p": PodReport(1 / slowdown, slowdown)})
         await bench.settle(1)
     # Unknown to kept is a change of condition and goes out at once; then the figures wait.
     assert bench.api.count("patch") == 2
@@ -173,7 +173,7 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     observed = bench.share().status.observed
     assert observed is not None
     assert observed.slowdown_ratio == 1.3
-    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.1, 10.0)})
     await bench.settle(1)
     assert bench.api.count("patch") == 4, "a broken promise is told at once"
     assert [event["reason"] for event in bench.api.events] == ["Sharing", "PromiseBroken"]
@@ -181,13 +181,13 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
 
 async def test_figures_wait_unlooked_at_and_a_broken_promise_among_them_does_not(bench: Bench) -> None:
     uids = [bench.pod(f"p{number}", placed=True, owner=OWNER)["metadata"]["uid"] for number in range(20)]
-    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    kept = PodReport(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
     bench.world.put_node("n1", dict.fromkeys(uids, kept))
     await bench.settle(2 * FIGURES_SECONDS)
     looks = bench.result("share", "done")
     for number in range(100):  # nodes report one after the other
-        fare = replace(kept, progress_ratio=0.7 + number / 1000)
-        bench.world.put_node("n1", {**dict.fromkeys(uids, kept), uids[number % 20]: fare})
+        report = replace(kept, progress_ratio=0.7 + number / 1000)
+        bench.world.put_node("n1", {**dict.fromkeys(uids, kept), uids[number % 20]: report})
         await bench.settle(0.2)
     assert bench.result("share", "done") - looks <= 2 * 20 / FIGURES_SECONDS + 2, "also at what it wrote itself"
     assert bench.share("statefulset-web").status.observed.progress_ratio < 0.9
@@ -204,7 +204,7 @@ async def test_a_gpushare_with_many_pods_takes_a_bounded_part_of_the_time(
     await bench.settle(10.0)
     before = bench.result("share", "done")
     for progress in [0.3, 0.9] * 50:  # each one of consequence
-        bench.world.put_node("n1", {uids[0]: Fares(progress, 1.1, promise_ratio=0.6)})
+        bench.world.put_node("n1", {uids[0]: PodReport(progress, 1.1, promise_ratio=0.6)})
         await bench.settle(0.2)
     assert 8 <= bench.result("share", "done") - before <= 11
 
@@ -224,7 +224,7 @@ async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_befor
         12.0,
     )
     published = replace(of_before, phases=(evaluation,))
-    bench.world.put_node("n1", {"uid-p": Fares(profile=of_before)})
+    bench.world.put_node("n1", {"uid-p": PodReport(profile=of_before)})
     await bench.settle()
     kept = bench.share().status.profile
     assert kept is not None
@@ -232,7 +232,7 @@ async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_befor
     writes = bench.api.count("patch")
     for _ in range(3):
         for seen in (published, of_before, None):
-            bench.world.put_node("n1", {"uid-p": Fares(profile=seen)})
+            bench.world.put_node("n1", {"uid-p": PodReport(profile=seen)})
             await bench.settle(FIGURES_SECONDS)
     assert bench.share().status.profile == replace(kept, phases=(evaluation,))
     assert bench.api.count("patch") == writes + 1
@@ -245,16 +245,16 @@ async def test_a_node_gives_no_profile_to_a_pod_that_is_not_on_it(bench: Bench, 
     """Before: any node's report counted while the pod was on none, so a stolen agent wrote its profile."""
     bench.pod(placed=placed)
     forged = WorkloadSignature("NVIDIA H200", {"sm_util": 0.01, "fp32_util": 0.01, "dram_bw_util": 0.01})
-    bench.world.put_node("n2", {"uid-p": Fares(1.0, 1.0, profile=forged)})
+    bench.world.put_node("n2", {"uid-p": PodReport(1.0, 1.0, profile=forged)})
     await bench.settle(FIGURES_SECONDS)
     status = bench.share().status
     assert (status.profile, status.observed) == (None, None)
-    assert bench.world.fares_of(KEY) == {}
+    assert bench.world.pod_reports_of(KEY) == {}
 
 
 async def test_what_a_node_reports_of_a_pod_before_the_watch_shows_it_there_counts_then(bench: Bench) -> None:
     bench.pod()
-    bench.world.put_node("n1", {"uid-p": Fares(0.8, 1.25)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.8, 1.25)})
     await bench.settle()
     assert bench.share().status.observed is None
     bench.pod(placed=True)
@@ -285,7 +285,7 @@ async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate_and_not_
     """Before, each GpuShare was looked at once in vain after each write."""
     monkeypatch.setattr("gpushare_operator.reconciler.FIGURE_WRITES_PER_SECOND", 1.0)
     uids = [bench.pod(f"p{number}", placed=True)["metadata"]["uid"] for number in range(40)]
-    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    kept = PodReport(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
     bench.world.put_node("n1", dict.fromkeys(uids, kept))
     await bench.settle(100.0)
     before, looks = bench.api.count("patch"), bench.result("share", "done")
@@ -435,7 +435,7 @@ async def test_a_gpushare_deleted_while_its_status_is_written_stays_deleted(benc
         return answer
 
     bench.api.patch = deleted_meanwhile  # type: ignore[method-assign]
-    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.1, 10.0)})
     await bench.settle(5)
     assert bench.api.patch is patch, "the write happened"
     assert bench.api.count("create") == 2, "the pod has a GpuShare again"
@@ -447,7 +447,7 @@ async def test_a_gpushare_whose_deletion_the_watch_missed_is_given_up(bench: Ben
     bench.pod(placed=True)
     await bench.settle()
     del bench.api.objects["gpushares", "pod-p"]
-    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.1, 10.0)})
     await bench.settle(5)
     assert bench.api.count("create") == 2
     assert bench.share().status.observed is not None
@@ -478,7 +478,7 @@ async def test_an_object_that_takes_long_holds_up_no_other(bench: Bench) -> None
     running = asyncio.create_task(bench.reconciler.run())
     await until_placed(*others)
     assert bench.share("pod-slow").status.phase is Phase.PENDING
-    bench.world.put_node("n1", {"uid-slow": Fares(0.5, 2.0)})  # touched while it is in work
+    bench.world.put_node("n1", {"uid-slow": PodReport(0.5, 2.0)})  # touched while it is in work
     answers.set()
     await until_placed("slow")
     running.cancel()
@@ -552,7 +552,7 @@ async def test_a_definition_that_drops_fields_is_told_of_once(
 
     monkeypatch.setattr(bench.api, "patch", pruned)
     for slowdown in (2.0, 1.0):
-        bench.world.put_node("n1", {"uid-p": Fares(1 / slowdown, slowdown)})
+        bench.world.put_node("n1", {"uid-p": PodReport(1 / slowdown, slowdown)})
         await bench.settle(FIGURES_SECONDS)
     (told,) = [record.getMessage() for record in caplog.records if "drops" in record.getMessage()]
     assert told.startswith(
@@ -576,17 +576,17 @@ async def test_a_definition_that_drops_a_field_of_the_profile_costs_no_further_w
 
     monkeypatch.setattr(bench.api, "patch", pruned)
     signature = WorkloadSignature("NVIDIA H200", {"sm_util": 0.6}, window_seconds=60.0, sm_clock_mhz=1500.0)
-    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.1, profile=signature)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.9, 1.1, profile=signature)})
     await bench.settle(FIGURES_SECONDS)
     written = bench.api.count("patch")
-    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.1, profile=signature, neighbours=("uid-q",))})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.9, 1.1, profile=signature, neighbours=("uid-q",))})
     await bench.settle()
     assert bench.api.count("patch") == written, "nothing changed"
-    bench.world.put_node("n1", {"uid-p": Fares(0.9, 1.2, profile=signature)})
+    bench.world.put_node("n1", {"uid-p": PodReport(0.9, 1.2, profile=signature)})
     await bench.settle()
     assert bench.api.count("patch") == written + 1
     for slowdown in (1.3, 1.4, 1.5):
-        bench.world.put_node("n1", {"uid-p": Fares(0.9, slowdown, profile=signature)})
+        bench.world.put_node("n1", {"uid-p": PodReport(0.9, slowdown, profile=signature)})
         await bench.settle(1)
     assert bench.api.count("patch") == written + 1, "figures alone wait"
 

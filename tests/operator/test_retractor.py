@@ -79,6 +79,7 @@ class Bench:
         self.asks: dict[str, str] = {}
         self.troubles: dict[str, TenantTrouble] = {}
         self.node = "n1"
+        self.unknown: set[str] = set()
         self.start()
 
     def start(self) -> None:
@@ -100,6 +101,7 @@ class Bench:
             controller="test",
             clock=lambda: self.time + self.clock_set,
             monotonic=lambda: self.time,
+            is_known=lambda namespace: namespace not in self.unknown,
         )
         self.deliver()
 
@@ -126,6 +128,7 @@ class Bench:
 
     def deliver(self) -> None:
         """Bring what the API server holds to the operator, as its watches do, and a new report of the agent."""
+        self.retractor.answered()
         pods = {key: PodView.from_object(raw) for key, raw in self.api.store.objects(PODS).items()}
         for uid in set(self.world.pods) - {pod.uid for pod in pods.values()}:
             self.world.drop_pod(uid)
@@ -144,7 +147,7 @@ class Bench:
         status = GpuNodeStatus.of(gpus, observed_at=f"T{self.time}")
         report = NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
         self.retractor.node_changed(self.node, report)
-        self.world.put_node(self.node, report.fares)
+        self.world.put_node(self.node, report.pod_reports)
 
     async def settle(self, seconds: int = 5) -> None:
         for _ in range(seconds):
@@ -398,6 +401,26 @@ async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_
     assert bench.api.evicted == ["new"]
 
 
+async def test_no_pod_counts_as_gone_before_the_pods_of_its_namespace_are_known(bench: Bench) -> None:
+    """A namespace that was refused is listed again, its GpuShares some seconds before its pods."""
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=1)] * 3
+    await bench.settle()
+    [intent] = bench.share("new").status.retractions
+    bench.unknown.add("shop")
+    for uid in list(bench.world.pods):
+        bench.world.drop_pod(uid)
+    await bench.retractor.step()
+    key = ShareKey("shop", "statefulset-new")
+    assert bench.world.retractions()[key] == (intent,)
+    assert (bench.told("Retracted"), bench.value("gpushare_retractions_total")) == ([], 0)
+    bench.unknown.clear()
+    await bench.settle(70)
+    assert bench.api.evicted == ["new"]
+    [record] = bench.share("new").status.retractions
+    assert record.stands_for == 1
+
+
 async def test_an_ask_that_ends_while_the_budget_holds_leaves_no_trace(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
     bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=1)] * 100
@@ -471,7 +494,10 @@ async def test_a_clock_that_is_set_makes_no_agent_silent_and_none_alive(monkeypa
     monkeypatch.setattr(bench.world, "silence", silenced.append)
 
     async def stepped(clock_set: float, seconds: float) -> tuple[frozenset[str], list[bool]]:
-        bench.clock_set, bench.time = clock_set, bench.time + seconds
+        bench.clock_set = clock_set
+        for _ in range(4):
+            bench.time += seconds / 4
+            bench.retractor.answered()
         await bench.retractor.step()
         asks = bench.retractor._situation(bench.time + clock_set).asks
         return silenced[-1], [ask.is_stale for ask in asks]

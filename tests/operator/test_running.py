@@ -7,7 +7,7 @@ import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
 from gpushare.core.api import JobClass, names
-from gpushare.core.control import Fares, OperatorSettings, RetractionSettings
+from gpushare.core.control import OperatorSettings, PodReport, RetractionSettings
 from gpushare.kube import GPUSHARES, PODS, Api, Change, Json
 from gpushare.kube.fake import FakeApi
 from gpushare_operator import handlers
@@ -76,12 +76,12 @@ def test_a_node_arrives_and_goes() -> None:
         cast("Api", None), world, OperatorSettings(Defaults()), OperatorMetrics(), controller="test"
     )
     running._learner = Learner(world, OperatorMetrics())
-    report = NodeReport({"u": Fares(0.5, 2.0)}, (("u", "GPU-1", "why"),))
+    report = NodeReport({"u": PodReport(0.5, 2.0)}, (("u", "GPU-1", "why"),))
     running._on_node(Change.ADDED, "n1", report)
-    assert world.fares_of(ShareKey("shop", "s")) == {"u": Fares(0.5, 2.0)}
+    assert world.pod_reports_of(ShareKey("shop", "s")) == {"u": PodReport(0.5, 2.0)}
     assert [ask.pod_uid for _, ask in retractor.reports.asks(0.0)] == ["u"]
     running._on_node(Change.DELETED, "n1", report)
-    assert world.fares_of(ShareKey("shop", "s")) == {}
+    assert world.pod_reports_of(ShareKey("shop", "s")) == {}
     assert retractor.reports.asks(0.0) == ()
 
 

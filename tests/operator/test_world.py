@@ -12,7 +12,7 @@ from sharerule import share_of
 
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, LabelSelector, LearnedEffect, PodView, names
-from gpushare.core.control import Fares
+from gpushare.core.control import PodReport
 from gpushare_operator.world import ClusterView, Key, PodKey
 
 Json = dict[str, Any]
@@ -125,14 +125,14 @@ def test_what_a_node_reports_touches_only_those_it_changed() -> None:
         world.put_share(share(f"s-{name}", f"rs-{name}"))
         world.put_pod(pod(name, f"rs-{name}"))
     touched.clear()
-    world.put_node("n1", {"uid-a": Fares(0.5, 2.0), "uid-b": Fares(1.0, 1.0)})
+    world.put_node("n1", {"uid-a": PodReport(0.5, 2.0), "uid-b": PodReport(1.0, 1.0)})
     assert set(touched) == {ShareKey("shop", "s-a"), ShareKey("shop", "s-b")}
     touched.clear()
-    world.put_node("n1", {"uid-a": Fares(0.4, 2.5), "uid-b": Fares(1.0, 1.0)})
+    world.put_node("n1", {"uid-a": PodReport(0.4, 2.5), "uid-b": PodReport(1.0, 1.0)})
     assert touched == [ShareKey("shop", "s-a")]
-    assert world.fares_of(ShareKey("shop", "s-a")) == {"uid-a": Fares(0.4, 2.5)}
+    assert world.pod_reports_of(ShareKey("shop", "s-a")) == {"uid-a": PodReport(0.4, 2.5)}
     world.put_node("n1", {})
-    assert world.fares_of(ShareKey("shop", "s-a")) == {}
+    assert world.pod_reports_of(ShareKey("shop", "s-a")) == {}
 
 
 def test_reports_of_figures_alone_and_what_is_learnt_are_told_apart() -> None:
@@ -141,13 +141,13 @@ def test_reports_of_figures_alone_and_what_is_learnt_are_told_apart() -> None:
     world, key = ClusterView(touched.append, measured=measured.append), ShareKey("shop", "s")
     world.put_share(share("s", "rs"))
     world.put_pod(pod("a", "rs"))
-    fare = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
-    for reported in (fare, replace(fare, progress_ratio=0.5)):
+    report = PodReport(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    for reported in (report, replace(report, progress_ratio=0.5)):
         touched.clear()
         world.put_node("n1", {"uid-a": reported})
         assert (touched, measured) == ([key], [])
     touched.clear()
-    world.put_node("n1", {"uid-a": replace(fare, progress_ratio=0.4)})
+    world.put_node("n1", {"uid-a": replace(report, progress_ratio=0.4)})
     world.learn(key, LearnedEffect("NVIDIA H200"))
     assert (touched, measured) == ([], [key, key])
     world.put_node("n1", {})

@@ -61,6 +61,12 @@ def test_a_gpu_that_is_not_there_is_one_sentence(driver):
         DriverCounters(3)
 
 
+def test_a_gpu_that_is_counted_and_cannot_be_read_says_why(driver):
+    driver.broken_gpus = 1
+    with pytest.raises(RuntimeError, match="GPU 1 cannot be read: GPU is lost"):
+        take_gpu(1)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -71,7 +77,11 @@ def test_a_gpu_that_is_not_there_is_one_sentence(driver):
         ),
         (lambda driver: setattr(driver, "mig", 1), "cannot be shared: .*MIG"),
         (lambda driver: setattr(driver, "compute_mode", 3), "compute mode ExclusiveProcess, in which nothing"),
-        (lambda driver: setattr(driver, "processes", [(41, MIB)]), r"in use by 1 processes \(pid 41\)"),
+        (lambda driver: setattr(driver, "processes", [(41, MIB)]), r"in use by 1 process \(pid 41\): end it"),
+        (
+            lambda driver: setattr(driver, "processes", [(41, MIB), (42, MIB)]),
+            r"in use by 2 processes \(pid 41, 42\): end them first",
+        ),
     ],
 )
 def test_a_gpu_that_is_not_free_for_calibration_is_one_sentence(driver, spoil, words, tmp_path):

@@ -1,4 +1,4 @@
-"""A server's certificate: taken up anew while running, and its end told."""
+"""A server's certificate: taken up anew while running, and when it is valid."""
 
 import asyncio
 import logging
@@ -13,8 +13,9 @@ from gpushare.runtime.certificates import (
     DIRECTORY_VARIABLE,
     Certificate,
     CertificateCollector,
-    expiry_of,
+    Validity,
     metrics_certificate,
+    validity_of,
 )
 
 
@@ -25,9 +26,20 @@ def test_the_end_is_the_certificates(tmp_path: Path, end: str) -> None:
     """Before 2050 a certificate has two digits for its year, since then four."""
     until = datetime.fromisoformat(end).replace(tzinfo=UTC)
     pem = make_pair(tmp_path, until=until).decode()
-    assert expiry_of(pem) == until.timestamp()
+    assert validity_of(pem).not_after == until.timestamp()
     other = make_pair(tmp_path, until=until + timedelta(days=9)).decode()
-    assert expiry_of(f"said first\n{pem}{other}") == until.timestamp(), "the first is the server's own"
+    assert validity_of(f"said first\n{pem}{other}") == validity_of(pem), "the first is the server's own"
+
+
+@pytest.mark.parametrize(
+    "start", ["1950-01-01T00:00:00", "1968-12-31T23:59:59", "1970-01-01T00:00:00", "2026-11-30T05:04:03"]
+)
+def test_the_start_is_the_certificates(tmp_path: Path, start: str) -> None:
+    """Two digits from 50 on are years of the last century."""
+    since = datetime.fromisoformat(start).replace(tzinfo=UTC)
+    until = datetime(2051, 1, 1, tzinfo=UTC)
+    pem = make_pair(tmp_path, since=since, until=until).decode()
+    assert validity_of(pem) == Validity(since.timestamp(), until.timestamp())
 
 
 @pytest.mark.parametrize(
@@ -40,30 +52,38 @@ def test_the_end_is_the_certificates(tmp_path: Path, end: str) -> None:
         "-----BEGIN CERTIFICATE-----\n%%%%\n-----END CERTIFICATE-----\n",
     ],
 )
-def test_what_is_no_certificate_has_no_end(text: str) -> None:
+def test_what_is_no_certificate_has_no_validity(text: str) -> None:
     with pytest.raises(ValueError, match="certificate"):
-        expiry_of(text)
+        validity_of(text)
 
 
-def test_a_renewed_certificate_moves_its_end(tmp_path: Path) -> None:
-    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
-    make_pair(tmp_path, until=soon)
+def test_a_renewed_certificate_moves_its_validity(tmp_path: Path) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    last, soon, late = now - timedelta(days=27), now + timedelta(days=3), now + timedelta(days=1000)
+    make_pair(tmp_path, since=last, until=soon)
     certificate = Certificate(tmp_path)
-    [family] = CertificateCollector({"metrics": certificate}).collect()
-    assert [(s.labels, s.value) for s in family.samples] == [({"certificate": "metrics"}, soon.timestamp())]
+    collector = CertificateCollector({"metrics": certificate})
+
+    def published() -> dict[str, float]:
+        samples = [sample for family in collector.collect() for sample in family.samples]
+        assert all(sample.labels == {"certificate": "metrics"} for sample in samples)
+        return {sample.name: sample.value for sample in samples}
+
+    start, end = (f"gpushare_certificate_{time}_timestamp_seconds" for time in ("not_before", "expiry"))
+    assert published() == {start: last.timestamp(), end: soon.timestamp()}
     (tmp_path / "tls.crt").write_text("half")
     assert not certificate.reload_if_changed()
-    assert certificate.expires_at == soon.timestamp(), "of the one in use"
-    make_pair(tmp_path, until=soon + timedelta(days=1000))
+    assert published() == {start: last.timestamp(), end: soon.timestamp()}, "of the one in use"
+    make_pair(tmp_path, since=now, until=late)
     assert certificate.reload_if_changed()
-    assert certificate.expires_at == (soon + timedelta(days=1000)).timestamp()
+    assert published() == {start: now.timestamp(), end: late.timestamp()}
 
 
 async def test_a_pair_that_comes_late_is_taken_up(tmp_path: Path) -> None:
     certificate = metrics_certificate({DIRECTORY_VARIABLE: str(tmp_path)})
     assert certificate is not None
-    assert (certificate.failures, certificate.expires_at) == (1, None)
-    assert [family.samples for family in CertificateCollector({"metrics": certificate}).collect()] == [[]]
+    assert (certificate.failures, certificate.validity) == (1, None)
+    assert [family.samples for family in CertificateCollector({"metrics": certificate}).collect()] == [[], []]
     make_pair(tmp_path)
     slept = []
 
@@ -75,7 +95,7 @@ async def test_a_pair_that_comes_late_is_taken_up(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await certificate.keep(sleep)
     assert (certificate.reloads, slept) == (1, [certificates.CHECK_SECONDS] * 3)
-    assert certificate.expires_at is not None
+    assert certificate.validity is not None
 
 
 def test_an_absent_pair_fails_once_and_nothing_is_said_of_an_old_one(
@@ -95,11 +115,11 @@ def test_an_absent_pair_fails_once_and_nothing_is_said_of_an_old_one(
 def test_a_pair_that_goes_leaves_the_old_one_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_pair(tmp_path)
     certificate = Certificate(tmp_path)
-    end = certificate.expires_at
+    validity = certificate.validity
     (tmp_path / "tls.key").unlink()
     with caplog.at_level(logging.ERROR):
         assert not any(certificate.reload_if_changed() for _ in range(5))
-    assert (certificate.is_loaded, certificate.failures, certificate.expires_at) == (True, 1, end)
+    assert (certificate.is_loaded, certificate.failures, certificate.validity) == (True, 1, validity)
     assert caplog.text.count("the old one stays") == 1
     make_pair(tmp_path)
     assert certificate.reload_if_changed()

@@ -275,7 +275,7 @@ def test_without_a_token_metrics_are_open():
 
 def test_metrics_and_probes_over_https(tmp_path):
     until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=5)
-    trust = make_pair(tmp_path, until=until)
+    trust = make_pair(tmp_path, since=until - timedelta(days=30), until=until)
     registry = CollectorRegistry()
     Gauge("answer", "What it is.", registry=registry).set(42)
     file = tmp_path / "token"
@@ -289,9 +289,13 @@ def test_metrics_and_probes_over_https(tmp_path):
         assert status == 200
         lines = body.decode().splitlines()
         assert "answer 42.0" in lines
-        [end] = [line for line in lines if line.startswith("gpushare_certificate_expiry_timestamp_seconds{")]
-        assert 'certificate="metrics"' in end
-        assert float(end.split()[-1]) == until.timestamp()
+        validity = [line for line in lines if line.startswith("gpushare_certificate_")]
+        assert [line.split()[0] for line in validity] == [
+            'gpushare_certificate_not_before_timestamp_seconds{certificate="metrics"}',
+            'gpushare_certificate_expiry_timestamp_seconds{certificate="metrics"}',
+        ]
+        until_seconds = until.timestamp()
+        assert [float(line.split()[-1]) for line in validity] == [until_seconds - 30 * 86400, until_seconds]
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(server, "/healthz", trust=make_pair(tmp_path / "another"))
         with connect(server) as plain:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpushare.runtime.tasks import TaskEndedError, is_asked_to_end, without_end
+from gpushare.runtime.tasks import TaskEndedError, end_if_asked, is_asked_to_end, without_end
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tasks of a group that end by themselves, and the agent's, which are started again.
 WITH_AN_END = {
     "self.read(uuid, plan)",
     "self._step(pod, room)",
-    "finish_handovers(self._copies.left(), self._server_answered)",
+    "finish_handovers(self._copies, self._server_answered, self._ledger.has_heard)",
     "keep_running(name, run, self.state.counts.error)",
 }
 
@@ -52,6 +52,28 @@ async def test_a_bare_group_goes_on_without_such_a_child():
         group.create_task(cancelled_from_within())
         group.create_task(returns())
         await asyncio.sleep(0.01)
+
+
+async def test_a_cancellation_that_a_library_lost_ends_the_task_all_the_same():
+    """Python 3.11's `wait_for` returns what has come, though its task was cancelled in that turn of the loop."""
+    has_come, rounds = asyncio.get_running_loop().create_future(), 0
+
+    async def loop() -> None:
+        nonlocal rounds
+        while True:
+            end_if_asked()
+            rounds += 1
+            try:
+                await has_come
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(loop())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=60)
+    assert task.cancelled()
+    assert rounds == 1
 
 
 async def test_a_failure_of_the_work_stays_what_it_is():

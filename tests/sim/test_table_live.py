@@ -9,13 +9,24 @@ import pytest
 
 from gpushare.core.api import JobClass
 from gpushare.core.control import WatchedTenant
+from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, auto_share
 from gpushare.core.progress import at_full_threads
 from gpushare.data import H200_TABLE, default_model
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.research.dataset import parse
 from gpushare.sim.jobs import Job, JobCluster, Outcome, simulate
-from gpushare.sim.table_agents import ENDING_SECONDS, PUBLISH_SECONDS, READING_SECONDS, CounterNoise, as_read
+from gpushare.sim.table_agents import (
+    ENDING_SECONDS,
+    PUBLISH_SECONDS,
+    READING_SECONDS,
+    CounterNoise,
+    GpuAgent,
+    ProgramShares,
+    SeenPod,
+    TablePod,
+    as_read,
+)
 from gpushare.sim.table_catalog import TableWorld, run_on_table
 from gpushare.sim.table_live import SETTLE_AFTER_READING_SECONDS, ReadOnTable
 from gpushare.sim.table_ours import share_name
@@ -194,6 +205,38 @@ def test_a_reading_fails_if_a_tenant_leaves_meanwhile_and_lets_all_run(world: Ta
     _, stopped = stopped_time(jobs, policy, world)
     assert policy.stopped_seconds == pytest.approx(sum(stopped.values()))
     assert {each.workload for each in policy.profiled} == {share_name(CG), share_name(PPO)}
+
+
+def test_readings_of_a_doubted_program_that_always_fail_cost_far_less_than_a_hundredth_of_an_hour() -> None:
+    """Before, one followed another for as long as both ran."""
+    shares = ProgramShares("H200", workload_of={"a": "a", "b": "b"})
+    agent = GpuAgent(shares, None, CounterNoise(), np.random.default_rng(0))
+    present = [SeenPod(TablePod(name, name), 50) for name in "ab"]
+    counters = Counters(sm_util=0.45, fp32_util=0.1, dram_bw_util=0.5, graphics_util=0.9)
+    agent.changed(present, lambda _: counters, 0.0)
+
+    def run(until: float, *, works: bool) -> float:
+        """Return the seconds for which the second one was stopped."""
+        stopped = 0.0
+        while agent.look_at < until:
+            now = max(agent.look_at, agent.reading.ends if agent.reading else 0.0)
+            if (done := agent.reading) is not None:
+                stopped += READING_SECONDS if "b" in done.stopped else 0.0
+                agent.end_reading(counters if works else None, now)
+            agent.plan(now, is_broken=False)
+        return stopped
+
+    run(60.0, works=True)
+    pod = present[0].pod
+    known = agent.signatures.of(pod, "H200")
+    assert known is not None
+    agent.signatures.doubt(pod, "H200")
+    agent.look_at = 60.0
+    assert 0.0 < run(3660.0, works=False) <= 0.004 * 3600.0
+    assert agent.signatures.is_doubted(pod, "H200")
+    assert agent.signatures.of(pod, "H200") == known, "its profile counts meanwhile"
+    run(7260.0, works=True)
+    assert not agent.signatures.is_doubted(pod, "H200")
 
 
 def test_news_during_a_reading_wait_for_its_end(world: TableWorld) -> None:

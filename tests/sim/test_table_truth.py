@@ -242,7 +242,7 @@ def test_hindsight_knows_twins_and_jobs_of_one_program_share_a_gpu_once_it_is_me
     assert [job.end_seconds for job in both.jobs] == pytest.approx([200.0, 200.0])
 
 
-def test_what_the_package_ships_is_the_first_session_and_what_a_later_one_measured():
+def test_what_the_package_ships_is_the_first_session_and_what_later_ones_measured():
     table = complete_table()
     assert table.runs[: len(different_programs().runs)] == different_programs().runs
     later = table.runs[len(different_programs().runs) :]
@@ -250,7 +250,11 @@ def test_what_the_package_ships_is_the_first_session_and_what_a_later_one_measur
     shared = [run for run in later if not run.is_solo]
     assert all(len({each.workload for each in run.tenants}) < len(run.tenants) for run in shared)
     truth = TableTruth(table, gpu_memory_mib=143_771)
-    assert all(truth.offers(pair) == bool(shared) for pair in zip(truth.workloads, truth.workloads, strict=True))
+    sets = [
+        names for size in (2, 3, 4) for names in itertools.combinations_with_replacement(truth.workloads, size)
+    ]
+    assert len(sets) == 55 + 220 + 715
+    assert not [names for names in sets if not truth.offers(names)], "a trace forms no set that the table lacks"
 
 
 def test_sessions_of_two_gpus_are_not_one_table():

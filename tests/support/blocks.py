@@ -97,10 +97,12 @@ NOT_COMMANDS: Final[dict[tuple[str, str], str]] = {
     ("README.md", "pod with gpushare.io/fraction"): "a drawing",
     ("docs/gate.md", "pod (own namespaces)"): "a drawing",
     ("docs/guide/fractions.md", "import os"): "needs PyTorch; its syntax is checked",
+    ("docs/guide/slow.md", "import torch"): "needs PyTorch; its counter is compared by tests/cli/test_blocks.py",
 }
 # Blocks that a named test reads, runs or compares.
 READ_BY: Final[dict[tuple[str, str], str]] = {
     ("README.md", "metadata:"): "tests/cli/test_blocks.py",
+    ("docs/cli.md", "shop/train-5d4c-p9: target"): "tests/cli/test_targets.py",
     (
         "docs/install.md",
         "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
@@ -109,6 +111,7 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
     ("docs/gate.md", '{"version": 1, "beat":'): "tests/mps/test_duty.py",
     ("docs/gpushares.md", "metadata:"): "tests/cli/test_blocks.py",
     ("docs/gpushares.md", "gpushare.io/slo-query:"): "tests/cli/test_blocks.py",
+    ("docs/gpushares.md", "gpushare.io/slo: rate>20"): "tests/cli/test_blocks.py",
     ("docs/gpushares.md", "policy:"): "tests/chart/test_settings_reach.py",
     ("docs/install.md", "apiVersion: apiserver.config.k8s.io/v1"): "tests/operator/test_agents_on_api_server.py",
     ("docs/guide/autoscaler.md", "k8s.io/cluster-autoscaler/node-template/resources/gpushare.io/share = 800"): (
@@ -128,6 +131,7 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
     ("docs/guide/first-hour.md", "Pod default/first asks for"): "tests/cli/test_guide.py",
     ("docs/guide/mps.md", ""): "tests/mps/test_on_its_own.py",
     ("docs/guide/slow.md", "gpushare.io/slo: p99<50ms"): "tests/cli/test_blocks.py",
+    ("docs/guide/slow.md", "shop/serve-7c9f8d6b5-xk2lp: target"): "tests/cli/test_targets.py",
 }
 
 

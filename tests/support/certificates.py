@@ -15,6 +15,7 @@ def make_pair(
     directory: Path,
     name: str = "localhost",
     *,
+    since: datetime | None = None,
     until: datetime | None = None,
     hosts: Sequence[str] = ("localhost",),
 ) -> bytes:
@@ -29,7 +30,7 @@ def make_pair(
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
+        .not_valid_before(since or now - timedelta(days=1))
         .not_valid_after(until or now + timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -31,7 +31,7 @@ from gpushare.mps.status import (
     MismatchKind,
     ThrottleStatus,
 )
-from gpushare.runtime.certificates import CertificateCollector
+from gpushare.runtime.certificates import CertificateCollector, Validity
 from gpushare.runtime.http import registry_of
 from gpushare_operator.admission.server import AdmissionMetrics
 from gpushare_operator.metrics import OperatorMetrics
@@ -89,7 +89,7 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     gpu = GpuDirectory.of(folder, "GPU-1")
     gpu.create()
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
-    certificate: Any = SimpleNamespace(expires_at=2e9)
+    certificate: Any = SimpleNamespace(validity=Validity(1e9, 2e9))
     own["admission"].registry.register(CertificateCollector({"admission": certificate}))
     pods: Any = SimpleNamespace(name="pods", resource=PODS, restarts=0, bad_objects=0, present_bad_objects=0)
     own["extender"].watch([pods])

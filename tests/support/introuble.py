@@ -24,7 +24,7 @@ from gpushare.mps.status import (
     SelfTest,
     SelfTestResult,
 )
-from gpushare.runtime.certificates import CertificateCollector
+from gpushare.runtime.certificates import CertificateCollector, Validity
 from gpushare.runtime.http import registry_of
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.gates import conclude_health
@@ -37,8 +37,19 @@ STEP_SECONDS = 30
 ANSWERS = 100  # of the extender to each verb, in a step
 QUICK_SECONDS, SLOW_SECONDS = 0.003, 0.3
 WELL_GATE = GateStatus(GPU_A, GateState.ACTIVE, 0.0, self_test=SelfTest(SelfTestResult.PASSED))
-FAR_OFF, IN_THREE_WEEKS = 1e8, 21 * 86400 + 200.0  # ends of a certificate, in the seconds of promtool's clock
+DAY = 86400.0
+START_OF_VALIDITY = "gpushare_certificate_not_before_timestamp_seconds"
 _GROWING = frozenset({"counter", "histogram"})
+
+
+def _valid(days: float, *, left: float) -> Validity:
+    """A certificate of so many days, of which so many are left soon after promtool's clock begins at 0."""
+    end = left * DAY + 200.0
+    return Validity(end - days * DAY, end)
+
+
+# In their health: made by the chart for three years, and renewed by cert-manager with a quarter of its life left.
+LONG, SHORT = _valid(1095, left=15), _valid(60, left=15)
 
 
 def _slo(met: ConditionStatus) -> Keeping:
@@ -50,6 +61,8 @@ class Scene:
 
     Attributes:
         gate: the MPS host's report; None where it does not report.
+        validity: of the certificates, by use; admission serves both here.
+        is_older: the parts do not say when their certificates became valid.
         slow: verbs that the extender answers slowly.
         unbound: why bindings fail, one in each step.
     """
@@ -63,7 +76,8 @@ class Scene:
         self.is_registered = True
         self.is_reallocated = False
         self.is_away = False
-        self.certificate_end = FAR_OFF
+        self.validity: Mapping[str, Validity] = {"admission": LONG, "metrics": SHORT}
+        self.is_older = False
         self.slow: frozenset[str] = frozenset()
         self.unbound: str | None = None
         self.extender = Extender(FakeApi(), parse_options([], {}))
@@ -107,8 +121,8 @@ class Scene:
 
     def _parts(self) -> dict[str, CollectorRegistry]:
         admission = AdmissionMetrics().registry
-        certificate: Any = SimpleNamespace(expires_at=self.certificate_end)
-        admission.register(CertificateCollector({"admission": certificate}))
+        certificates: Any = {use: SimpleNamespace(validity=each) for use, each in self.validity.items()}
+        admission.register(CertificateCollector(certificates))
         parts = {
             "agent-0": registry_of(NodeCollector(self._figures)),
             "scheduler-0": self.extender.metrics.registry,
@@ -129,6 +143,7 @@ class Scene:
             for pod, part in parts.items()
             for family in text_string_to_metric_families(generate_latest(part).decode())
             for sample in family.samples
+            if not (self.is_older and sample.name == START_OF_VALIDITY)
         }
 
     def series(self) -> list["Played"]:
@@ -217,7 +232,11 @@ TROUBLES: dict[str, Callable[[Scene], None]] = {
     "the extender is not ready": _not_ready,
     "the extender is away": _with(is_away=True),
     "bindings fail": _with(unbound="Conflict"),
-    "a certificate is not renewed": _with(certificate_end=IN_THREE_WEEKS),
+    "a certificate is not renewed": _with(validity={"admission": _valid(1095, left=14)}),
+    "a short certificate is not renewed": _with(validity={"admission": LONG, "metrics": _valid(60, left=7.5)}),
+    "a certificate of an older part is not renewed": _with(
+        validity={"admission": _valid(1095, left=14)}, is_older=True
+    ),
     "filter is slow": _slow("filter"),
     "prioritize is slow": _slow("prioritize"),
 }

@@ -13,6 +13,17 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120.0
 OUR_PROGRAM = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
+# Each argument is a whole command, and all end well: most of a command's time is the import of its modules.
+SEVERAL = """
+import sys
+from gpushare.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["gpushare", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+"""
 
 
 class Terminal:
@@ -31,7 +42,7 @@ class Terminal:
         self.shown = ""
 
     @classmethod
-    def of_gpushare(cls, *words: str, kubeconfig: Path, **environment: str) -> Self:
+    def of_gpushare(cls, *words: str, kubeconfig: Path, program: str = OUR_PROGRAM, **environment: str) -> Self:
         """Run our command line, on a terminal of 100 columns unless told otherwise."""
         whole = {
             **{name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR"}},
@@ -42,7 +53,7 @@ class Terminal:
             "LINES": "12",
             **environment,
         }
-        return cls([sys.executable, "-c", OUR_PROGRAM, *words], whole)
+        return cls([sys.executable, "-c", program, *words], whole)
 
     def wait_for(self, text: str) -> None:
         """Read until a text has been shown since the last key."""

@@ -14,8 +14,9 @@ SLOW_PAGE = PAGE.parent / "slow.md"
 _ITALIC = re.compile(r"(?<![*\w])\*(?!\*)([^*]+)\*(?![*\w])")
 _CODE = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`")
 _OPEN = re.compile(r"(\.\.\.|\d+(?:\.\d+)?(?:%|(?=m\b)|%?(?![\w.])))")
-# A sentence about one process is also one about several.
+# A sentence about one process is also one about several, and back.
 _ONE, _SOME = r"process\ \d[\d.]*\ uses", r"process(?:es)? [\d, ]+(?:and \d+ more )?uses?"
+_MANY, _ANY = r"\ processes\ use\ ", r"\ process(?:es\ use|\ uses)\ "
 
 
 @cache
@@ -56,7 +57,7 @@ def says(heading: str, sentence: str, seen: str) -> bool:
 
 def _pattern(sentence: str) -> re.Pattern[str]:
     parts = _OPEN.split(sentence)
-    return re.compile("".join(_part(part) for part in parts).replace(_ONE, _SOME))
+    return re.compile("".join(_part(part) for part in parts).replace(_ONE, _SOME).replace(_MANY, _ANY))
 
 
 def _part(part: str) -> str:

@@ -49,10 +49,13 @@ def calibrate(
         float, typer.Option(help="The exporter's interval, in seconds.", min=0.1, max=300.0)
     ] = 1.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tiny sizes on the CPU, to try the machinery.")
+        bool, typer.Option("--dry-run", help="Run tiny programs on the CPU, to try the procedure.")
     ] = False,
     simulated: Annotated[
-        str, typer.Option(help='Make a GPU of this model up, such as "NVIDIA L4": figures are the model\'s.')
+        str,
+        typer.Option(
+            help='Simulate a GPU of this model, such as "NVIDIA L4"; the shipped model makes up the figures.'
+        ),
     ] = "",
 ) -> None:
     """Measure solo runs, pairs, triples, fours and more under MPS caps; writes a colocation dataset v1.

@@ -22,6 +22,7 @@ class Column(Generic[Row]):
         rank: columns of the highest rank are left out first on a narrow terminal; 0 is never left out.
         is_right: align at the right, for numbers.
         wide_only: shown only with -o wide.
+        where_known: shown only where a row has a value.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Column(Generic[Row]):
     rank: int = 0
     is_right: bool = False
     wide_only: bool = False
+    where_known: bool = False
 
 
 def lay_out(
@@ -36,7 +38,9 @@ def lay_out(
 ) -> list[str]:
     """Return the title line and one line per row, of at most `width` characters each; None for any width."""
     kept = [column for column in columns if wide or not column.wide_only]
-    cells = {column.title: [column.shown(row) or UNKNOWN for row in rows] for column in kept}
+    values = {column.title: [column.shown(row) for row in rows] for column in kept}
+    kept = [column for column in kept if not column.where_known or any(values[column.title])]
+    cells = {column.title: [value or UNKNOWN for value in values[column.title]] for column in kept}
     needs = {title: max(map(len, (title, *shown))) for title, shown in cells.items()}
     if width is not None:
         while _sum(kept, needs) > width and any(column.rank for column in kept):

@@ -21,6 +21,7 @@ from gpushare.cli.live import LiveCluster, Objects, cluster_of, own_place, read_
 from gpushare.cli.plan import context_of
 from gpushare.cli.records import Format, emit
 from gpushare.cli.scheduler_filters import SchedulerFilters
+from gpushare.cli.targets import target_of
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import (
     GpuNode,
@@ -196,7 +197,14 @@ def _unexplained(view: PodView, why: str) -> AbsentError:
 
 def _facts(view: PodView, nodes: Sequence[GpuNode], pod: Json) -> PodFacts:
     gpu_names = {gpu.uuid: f"{node.name}/{gpu.index}" for node in nodes for gpu in node.status.gpus}
-    return PodFacts(view, gpu_names, _waits_for(pod))
+    reports = (
+        tenant.slo
+        for node in nodes
+        for gpu in node.status.gpus
+        for tenant in gpu.tenants
+        if tenant.pod_uid == view.uid
+    )
+    return PodFacts(view, gpu_names, _waits_for(pod), target_of(view, reports, was_read=bool(nodes)))
 
 
 def context_without(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:

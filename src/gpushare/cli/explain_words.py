@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gpushare.cli.columns import Column, percent, ratio, show, whole_percent
 from gpushare.cli.console import out
+from gpushare.cli.targets import PodTarget, figures_of, reported_target, target_line
 from gpushare.core.api import PodView
 from gpushare.core.control import is_kept
 from gpushare.core.placement import (
@@ -31,11 +32,13 @@ class PodFacts:
 
     Attributes:
         waits_for: why it is not bound yet, as kube-scheduler or its gates say; empty once it is.
+        target: its own target; None if it names none.
     """
 
     view: PodView
     gpu_names: Mapping[str, str]
     waits_for: str
+    target: PodTarget | None = None
 
 
 def headline(found: PodAccount, facts: PodFacts) -> str:
@@ -91,6 +94,9 @@ def _kept(kept: KeptGpus, facts: PodFacts) -> str:
 def verdicts(gpu: ExplainedGpu) -> list[str]:
     """Say what the table cannot show about one GPU's tenants."""
     lines = []
+    missed = {
+        each.pod: target for each in gpu.tenants if (target := _target(each)) is not None and target.is_missed
+    }
     unknown = [each.pod for each in gpu.tenants if each.is_known is False]
     if unknown:
         lines.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
@@ -103,12 +109,15 @@ def verdicts(gpu: ExplainedGpu) -> list[str]:
             lines.append(
                 f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.seen.promise_ratio:.2f}."
             )
+        if each.pod in missed and not each.is_subject:
+            lines.append(target_line(each.pod, missed[each.pod]))
         in_force = each.seen.thread_percentage_in_force if each.seen is not None else None
         if in_force is not None and in_force != each.thread_percentage:
             lines.append(f"{each.pod} runs under {in_force}% of the threads until its next process.")
         if each.seen is not None and each.seen.throttle_ratio:
             part = f"{each.seen.throttle_ratio:.0%} of the time"
-            lines.append(f"{each.pod} is kept stopped {part}, for a neighbour's promise.")
+            what = "promise or target" if missed.keys() - {each.pod} else "promise"
+            lines.append(f"{each.pod} is kept stopped {part}, for a neighbour's {what}.")
         if each.seen is not None and each.seen.retract:
             lines.append(f"{each.pod} is to be moved away: {each.seen.retract}")
     return lines
@@ -152,7 +161,8 @@ def as_record(found: PodAccount, facts: PodFacts) -> dict[str, Any]:
         "class": str(found.request.job_class),
         "workload": found.request.workload,
     }
-    return {**record, "waits_for": facts.waits_for}
+    target = asdict(facts.target) if facts.target is not None else None
+    return {**record, "waits_for": facts.waits_for, "target": target}
 
 
 def _asked(request: PlacementRequest) -> str:
@@ -185,6 +195,16 @@ def _seen_progress(tenant: ExplainedTenant) -> str | None:
     return f"{tenant.seen.progress_ratio:.2f}" + (f" +-{error:.2f}" if error is not None else "")
 
 
+def _target(tenant: ExplainedTenant) -> PodTarget | None:
+    """Return a tenant's own target as its node's agent reports it."""
+    slo = tenant.seen.slo if tenant.seen is not None else None
+    return None if slo is None else reported_target(slo)
+
+
+def _target_figures(tenant: ExplainedTenant) -> str | None:
+    return None if (target := _target(tenant)) is None else figures_of(target)
+
+
 TENANT_COLUMNS: Final[tuple[Column[ExplainedTenant], ...]] = (
     Column("POD", lambda each: f"{each.pod}{' *' if each.is_subject else ''}"),
     Column("SHARE", lambda each: whole_percent(each.share_percent), rank=3, is_right=True),
@@ -195,6 +215,7 @@ TENANT_COLUMNS: Final[tuple[Column[ExplainedTenant], ...]] = (
     Column(
         "STOPPED", lambda each: percent(each.seen.throttle_ratio if each.seen else None), rank=2, is_right=True
     ),
+    Column("TARGET", _target_figures, rank=2, where_known=True),
 )
 
 
@@ -208,7 +229,9 @@ def print_explanation(found: PodAccount, facts: PodFacts) -> None:
         for line in lines:
             console.print(line, highlight=False, markup=False)
 
-    section([headline(found, facts), *([found.profiling] if found.profiling else [])])
+    own = [target_line(found.request.pod_uid, facts.target)] if facts.target is not None else []
+    opening = [headline(found, facts), *([found.profiling] if found.profiling else [])]
+    section(opening if found.gpus else [*opening, *own])
     if isinstance(found, Explanation):
         section(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
     elif facts.waits_for:
@@ -219,7 +242,7 @@ def print_explanation(found: PodAccount, facts: PodFacts) -> None:
             [], f"On {name} ({gpu.model or 'model unknown'})" + ("" if found.placed else ", where it would go")
         )
         show(console, TENANT_COLUMNS, gpu.tenants)
-        section(verdicts(gpu))
+        section([*(own if gpu is found.gpus[0] else []), *verdicts(gpu)])
     section(_story(found.done), "What was done")
     if isinstance(found, Explanation):
         section(elsewhere(found), "Why not elsewhere")

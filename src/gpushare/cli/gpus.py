@@ -20,7 +20,7 @@ from gpushare.cli.columns import Column, gibibytes, percent, ratio, show, whole_
 from gpushare.cli.console import notes, out
 from gpushare.cli.last_reports import heard
 from gpushare.cli.records import Format, FormatOption, emit
-from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus
+from gpushare.core.api import SHARES_PER_GPU, ConditionStatus, GpuNode, GpuStatus, names
 from gpushare.core.gpu import Health
 from gpushare.kube import GPUNODES, Api
 
@@ -109,6 +109,18 @@ def _row(node: GpuNode, gpu: GpuStatus) -> GpuRow:
     )
 
 
+def lacking(nodes: Iterable[GpuNode]) -> list[str]:
+    """Return a note on each node whose agent cannot read some of its GPUs, or none."""
+    return [
+        f"{node.name}: {condition.message}"
+        for node in sorted(nodes, key=lambda each: each.name)
+        for condition in node.status.conditions
+        if condition.type == names.DEVICES_READY
+        and condition.status is ConditionStatus.FALSE
+        and not node.silent_since
+    ]
+
+
 async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
     """Read the GpuNodes, and notes about them.
 
@@ -128,6 +140,8 @@ def gpus(
     """List the GPUs that gpushare manages, what is free on each, and how busy it is."""
     nodes, remarks = ask(Where(None, kubeconfig, context), read_nodes)
     for note in remarks:
+        notes().print(note)
+    for note in lacking(nodes):
         notes().print(note)
     found = gpu_rows(nodes)
     if output.is_data:

@@ -12,7 +12,7 @@ from gpushare.cli.access import EXPLAINER, list_ours
 from gpushare.cli.errors import UsageError
 from gpushare.cli.release import read_release
 from gpushare.cli.scheduler_filters import SchedulerNode
-from gpushare.core.admission import Defaults, ShareIndex, tenant_memories_mib, tolerations_of
+from gpushare.core.admission import Defaults, ShareIndex, refuse_container, tenant_memories_mib, tolerations_of
 from gpushare.core.api import (
     Decision,
     GpuNode,
@@ -149,14 +149,15 @@ class LiveCluster:
         return default_model() if self.models is None else model_beside(self.models)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
-        """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
+        """Return what a pod requests here, merged with its GpuShare and the release's defaults, or its refusal."""
         spec = pod.get("spec") or {}
         tolerations = tolerations_of(spec, self.settings.defaults.taints)
         spec = {**spec, "tolerations": [*tolerations, *_ADDED_TOLERATIONS]}
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}, "spec": spec})
         sizes_mib = (gpu.memory_mib for node in self.nodes for gpu in node.gpus)
         memories = tenant_memories_mib(sizes_mib, self.settings.gpu_memory_reserve_mib)
-        return _request_of(view, self.shares, self.settings.defaults, memories)
+        request = _request_of(view, self.shares, self.settings.defaults, memories)
+        return request if isinstance(request, Rejection) else refuse_container(pod) or request
 
     def share_of(self, pod: PodView) -> GpuShare | None:
         """Return the GpuShare that applies to a pod, with the profile of its joined workload if it has none."""

@@ -168,24 +168,26 @@ def terminate(
     pod: Annotated[str | None, typer.Option(help="every client of the pod with this uid")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop one client, or all of a pod's, for a second until its kernels have finished, then kill it."""
+    """Stop one client, or all of a pod's, for a second, then kill it: a longer kernel ends the neighbours too."""
     if (pid is None) == (pod is None):
         raise UsageError("give either --pid or --pod")
-    ended: list[int] = []
     asked = [_one(directory, gpu)] if pid is not None else _gpus(directory, gpu)
     doubts = [_doubt(each, status) for each in asked for status, fresh in [_read(each)] if not fresh]
-    with _one_sentence_errors():
-        for each in asked:
-            result = end_clients(each, [pid] if pid is not None else clients_of_pod(each, pod or ""))
-            if result.refused:
-                raise UsageError("; ".join(f"client {p}: {why}" for p, why in result.refused))
-            ended += result.pids
-    if not ended:
-        here = "; ".join([f"no client of pod {pod} is on {', '.join(each.uuid for each in asked)}", *doubts])
-        raise AbsentError(here)
-    for doubt in doubts:
-        notes().print(doubt)
-    typer.echo(json.dumps(ended) if as_json else f"ended {len(ended)} clients: {ended}")
+    results = [end_clients(each, [pid] if pid is not None else clients_of_pod(each, pod or "")) for each in asked]
+    ended = [one for result in results for one in result.pids]
+    refused = [f"client {one}: {why}" for result in results for one, why in result.refused]
+    gone = [f"client {one} has ended by itself" for result in results for one in result.gone]
+    if not ended and not refused:
+        absent = gone or [f"no client of pod {pod} is on {', '.join(each.uuid for each in asked)}"]
+        raise AbsentError("; ".join([*absent, *doubts]))
+    for note in (*doubts, *gone):
+        notes().print(note)
+    if by_gate := [one for result in results for one in result.by_gate]:
+        notes().print(f"the gate was ending {by_gate} already")
+    if ended:
+        typer.echo(json.dumps(ended) if as_json else f"ended {len(ended)} clients: {ended}")
+    if refused:
+        raise UsageError("; ".join(refused))
 
 
 @app.command()

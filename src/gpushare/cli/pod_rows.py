@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, whole_percent
+from gpushare.cli.targets import PodTarget, figures_of, target_of
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import (
     GpuNode,
@@ -36,6 +37,7 @@ class TopRow:
         promise_ratio: promised progress, relative to running alone.
         progress_ratio: relative to running alone, the worst of its GPUs.
         throttle_ratio: part of the time that it is stopped to keep a neighbour's promise.
+        target: its own target and how it fares against it; None if it names none.
     """
 
     namespace: str
@@ -52,6 +54,7 @@ class TopRow:
     progress_ratio: float | None
     slowdown_ratio: float | None
     throttle_ratio: float | None
+    target: PodTarget | None
 
     @property
     def slack_ratio(self) -> float | None:
@@ -74,6 +77,7 @@ COLUMNS: Final[tuple[Column[TopRow], ...]] = (
     Column("MEM USED", lambda row: gibibytes(row.memory_used_mib), rank=6, is_right=True),
     Column("PROMISE", lambda row: ratio(row.promise_ratio), rank=4, is_right=True),
     Column("PROGRESS", lambda row: ratio(row.progress_ratio), is_right=True),
+    Column("TARGET", lambda row: figures_of(row.target) if row.target else None, rank=2, where_known=True),
     Column("STOPPED", lambda row: percent(row.throttle_ratio), rank=5, is_right=True),
     Column("SLOWDOWN", lambda row: _times(row.slowdown_ratio), rank=11, is_right=True),
 )
@@ -84,18 +88,26 @@ def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuSha
 
     If the GpuNodes may not be read, most figures come from the GpuShares.
     """
-    listed = tuple(shares)
+    listed, reports = tuple(shares), tuple(nodes)
     index = ShareIndex(listed)
     by_share = {placement.pod_uid: placement for share in listed for placement in share.status.placements}
     tenants: dict[str, list[tuple[GpuStatus, TenantStatus]]] = {}
     gpu_names: dict[str, str] = {}
-    for node in nodes:
+    for node in reports:
         for gpu in node.status.gpus:
             gpu_names[gpu.uuid] = f"{node.name}/{gpu.index}"
             for tenant in gpu.tenants:
                 tenants.setdefault(tenant.pod_uid, []).append((gpu, tenant))
     found = [
-        _row(view, _state(pod), tenants.get(view.uid, []), by_share.get(view.uid), gpu_names, index)
+        _row(
+            view,
+            _state(pod),
+            tenants.get(view.uid, []),
+            by_share.get(view.uid),
+            gpu_names,
+            index,
+            was_read=bool(reports),
+        )
         for pod, view in ((pod, PodView.from_object(pod)) for pod in pods)
         if not view.finished
     ]
@@ -109,6 +121,8 @@ def _row(
     placement: PodPlacement | None,
     gpu_names: Mapping[str, str],
     shares: ShareIndex,
+    *,
+    was_read: bool,
 ) -> TopRow:
     decision = pod.decision
     uuids = decision.gpu_uuids if decision else tuple(gpu.uuid for gpu, _ in seen)
@@ -138,6 +152,7 @@ def _row(
         progress_ratio=min(progress, default=None),
         slowdown_ratio=max(slowdown, default=None),
         throttle_ratio=max(throttle, default=None),
+        target=target_of(pod, (tenant.slo for _, tenant in seen), was_read=was_read),
     )
 
 
@@ -201,7 +216,7 @@ def ordered(found: Iterable[TopRow], key: SortKey, *, is_reversed: bool = False)
 
 
 def style_of(row: TopRow) -> str:
-    """Return the colour of a row: red below its promise, yellow while it waits or is throttled."""
-    if row.slack_ratio is not None and row.slack_ratio < 0:
+    """Return the colour of a row: red below its promise or its target, yellow while it waits or is throttled."""
+    if (row.slack_ratio is not None and row.slack_ratio < 0) or (row.target is not None and row.target.is_missed):
         return "red"
     return "yellow" if row.gpu is None or row.throttle_ratio else ""

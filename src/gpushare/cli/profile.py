@@ -1,4 +1,4 @@
-"""`gpushare profile`: what a program alone draws from a GPU, pipe by pipe, beside what nvidia-smi says."""
+"""`gpushare profile`: how much of a GPU a program uses alone, pipe by pipe, beside what nvidia-smi says."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from gpushare.cli.profile_show import show_profiles
 from gpushare.core.gpu import Counters, Devices, DevicesError, GpuInfo, GpuSample, mean_counters
 from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, utilization
 
-app = typer.Typer(no_args_is_help=True, help="What a workload or a program alone draws from a GPU, pipe by pipe.")
+app = typer.Typer(no_args_is_help=True, help="How much of a GPU a workload or a program uses alone, pipe by pipe.")
 app.command("show")(show_profiles)
 
 MIN_INTERVAL_SECONDS: Final = 0.2  # counters need 0.1 s between readings (docs/facts.md 21)

@@ -30,7 +30,7 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "mps": ("gpushare.cli.mps", "Look at and act on the MPS daemons and gates of this node."),
     "model": ("gpushare.cli.model", "The interference model and attribution on measured runs."),
     "calibrate": ("gpushare.cli.calibrate", "Measure programs alone and together on this machine's GPU."),
-    "profile": ("gpushare.cli.profile", "What a workload or a program draws from a GPU, pipe by pipe."),
+    "profile": ("gpushare.cli.profile", "How much of a GPU a workload or a program uses, pipe by pipe."),
     "completion": ("gpushare.cli.completion", "Completion for bash, zsh and fish."),
     "pairs": ("gpushare.cli.pairs", "Partner choice on a table of measured pairs of jobs."),
 }
@@ -95,7 +95,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in FIT_MODULES:
             raise
-        _stop(f'this command needs {error.name}: install "gpushare[fit]"', ExitStatus.USAGE)
+        _stop(f'this command needs {error.name}: pip install ".[fit]" in gpushare\'s repository', ExitStatus.USAGE)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader, such as head, closed the pipe

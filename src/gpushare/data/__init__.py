@@ -22,7 +22,7 @@ H200_MODEL = "h200-model.json"
 H200_TABLE = "h200-table.jsonl"
 """Every set of at most four different ones of ten programs, under caps: the truth of `sim jobs --truth table`."""
 H200_TABLE_TWICE = "h200-table-twice.jsonl"
-"""Sets that hold one of these programs twice or more, of a later session; only a header until measured."""
+"""Sets that hold one of these programs twice or more, of two later sessions; the rows of the last name it."""
 
 
 _log = logging.getLogger(__name__)

@@ -24,15 +24,15 @@ _CORES_PER_SM: Final = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 _CORES_PER_SM_LATER: Final = 128
 
 
-def read_gpus() -> tuple[list[tuple[GpuInfo, Any]], int]:
-    """Return the GPUs that can be read, each with its handle, and how many others the driver counts.
+def read_gpus() -> tuple[list[tuple[GpuInfo, Any]], dict[int, str]]:
+    """Return the GPUs that can be read, each with its handle, and by index why others cannot.
 
     Raises:
         pynvml.NVMLError: the driver does not count any.
     """
     found: list[tuple[GpuInfo, Any]] = []
-    count = pynvml.nvmlDeviceGetCount()
-    for index in range(count):
+    left_out: dict[int, str] = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
@@ -46,10 +46,11 @@ def read_gpus() -> tuple[list[tuple[GpuInfo, Any]], int]:
                 sm_count=int(cores) // _CORES_PER_SM.get(capability, _CORES_PER_SM_LATER),
             )
         except pynvml.NVMLError as error:  # the other GPUs are listed nevertheless
-            _log.error("GPU %d cannot be read and is left out: %s", index, explain(error))
+            left_out[index] = explain(error)
+            _log.error("GPU %d cannot be read and is left out: %s", index, left_out[index])
             continue
         found.append((info, handle))
-    return found, count - len(found)
+    return found, left_out
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from gpushare.core.gpu import (
     GpuSample,
     Health,
     Standstill,
+    check_driver,
 )
 from gpushare.devices.clock import ClockPolling, SmClock
 from gpushare.devices.dcgm import DcgmReadings, DcgmScrape
@@ -72,7 +73,7 @@ class NvmlDevices:
         self._graphics: dict[str, tuple[float, Sequence[Any]]] = {}  # who draws, and when they were listed
         self._lost: set[str] = set()  # GPUs that did not answer last
         self._known: set[str] = set()  # GPUs that were listed at any time
-        self._left_out = 0  # GPUs that could not be read
+        self._left_out: dict[int, str] = {}  # why a GPU could not be read, by index
         self._search = search or GpuSearch()
         self._searched_at: float | None = None  # when a missing GPU was looked for, or first missed
         self._polls_clock = polls_clock
@@ -92,7 +93,7 @@ class NvmlDevices:
         """Load the driver's library and read its GPUs.
 
         Raises:
-            DevicesError: no driver, no permission, no GPU; asking again can help.
+            DevicesError: no driver, no permission, no GPU: asking again can help; or the driver is too old.
         """
         with driver_errors("NVML cannot be used"):
             pynvml.nvmlInit()
@@ -106,6 +107,7 @@ class NvmlDevices:
             raise
 
     def _enumerate(self) -> None:
+        check_driver(self.driver_version())
         found, self._left_out = read_gpus()
         self._infos = tuple(info for info, _ in found)
         self._handles |= {info.uuid: handle for info, handle in found}
@@ -132,6 +134,10 @@ class NvmlDevices:
             self._searched_at = now
             self._search.start()
         return self._infos
+
+    def left_out(self) -> dict[int, str]:
+        """Return why a GPU that was counted when the driver was opened could not be read, by index."""
+        return self._left_out
 
     def _reopen(self) -> None:
         for uuid in self._handles:

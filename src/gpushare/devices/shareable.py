@@ -1,26 +1,23 @@
 """Whether a program of ours may take a GPU of this machine and share it, or why not."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from gpushare.core.gpu import ComputeMode, GpuHealth, GpuInfo, GpuProcess, Health
 
-MINIMUM_DRIVER: Final = 525
-"""The first series of CUDA 12, whose NVML has the counters (GPM) that are read on Hopper. Only 580 was tested."""
 _MPS_PROGRAMS: Final = "nvidia-cuda-mps"  # the kernel truncates the daemon's and the server's names to this
 
 
 class SharedDevices(Protocol):
     """The part of `NvmlDevices` that is used here."""
 
-    def driver_version(self) -> str | None:
-        """Return the driver's version."""
-        ...
-
     def list(self) -> Sequence[GpuInfo]:
         """Return the GPUs that the driver lists."""
+        ...
+
+    def left_out(self) -> Mapping[int, str]:
+        """Return why a GPU cannot be read, by index."""
         ...
 
     def health(self, uuid: str) -> GpuHealth:
@@ -34,12 +31,6 @@ class SharedDevices(Protocol):
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
         """Return a GPU's processes."""
         ...
-
-
-def is_too_old(driver: str | None) -> bool:
-    """Return whether a driver's version is below the minimum for gpushare; an unknown version is not."""
-    series = re.match(r"\d+", driver or "")
-    return series is not None and int(series[0]) < MINIMUM_DRIVER
 
 
 def mps_pids(proc: Path = Path("/proc")) -> tuple[int, ...]:
@@ -61,12 +52,10 @@ def why_not_shareable(devices: SharedDevices, index: int = 0, proc: Path = Path(
     Raises:
         DevicesError: the driver does not answer.
     """
-    driver = devices.driver_version()
-    if is_too_old(driver):
-        return f"the driver is {driver}, and gpushare needs {MINIMUM_DRIVER} or later"
     gpu = next((each for each in devices.list() if each.index == index), None)
     if gpu is None:
-        return f"the driver lists no GPU {index}"
+        unread = devices.left_out().get(index)
+        return f"GPU {index} cannot be read: {unread}" if unread else f"the driver lists no GPU {index}"
     health = devices.health(gpu.uuid)
     if health.health is not Health.HEALTHY:
         return f"GPU {gpu.uuid} cannot be shared: {health.reason}"
@@ -81,5 +70,7 @@ def why_not_shareable(devices: SharedDevices, index: int = 0, proc: Path = Path(
         return f"MPS is run by somebody else on this machine (pid {pids}): end it first"
     if processes := devices.processes(gpu.uuid):
         pids = ", ".join(str(each.pid) for each in processes[:5])
+        if len(processes) == 1:
+            return f"GPU {gpu.uuid} is in use by 1 process (pid {pids}): end it first"
         return f"GPU {gpu.uuid} is in use by {len(processes)} processes (pid {pids}): end them first"
     return None

@@ -89,6 +89,8 @@ class TenantFigures:
     predicted_progress_ratio: float | None = None
     slo_target_seconds: float | None = None
     slo_measured_seconds: float | None = None
+    slo_target_per_second: float | None = None
+    slo_measured_per_second: float | None = None
     is_slo_met: bool | None = None
     trouble: str = ""
 
@@ -101,7 +103,7 @@ class NodeFigures:
         errors: errors since the agent started, by part.
         allocation_mismatches: how often kubelet chose another GPU than decided.
         is_driver_ready: whether the driver answered in the last round.
-        slo_failures: failed readings of latency targets since the agent started, by reason.
+        slo_failures: failed readings of own targets since the agent started, by reason.
     """
 
     node: str
@@ -203,9 +205,11 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
         lambda t: t.predicted_progress_ratio,
     ),
     ("pod_throttle_ratio", "Part of the time that the pod is kept stopped.", lambda t: t.throttle_ratio),
-    ("pod_slo_met", "1 while the pod meets its own latency target.", lambda t: _flag(t.is_slo_met)),
+    ("pod_slo_met", "1 while the pod meets its own target.", lambda t: _flag(t.is_slo_met)),
     ("pod_slo_target_seconds", "The pod's own latency target.", lambda t: t.slo_target_seconds),
     ("pod_slo_measured_seconds", "The quantile of the target, as last read.", lambda t: t.slo_measured_seconds),
+    ("pod_slo_target_per_second", "The pod's own target, a rate.", lambda t: t.slo_target_per_second),
+    ("pod_slo_measured_per_second", "The rate, as last read.", lambda t: t.slo_measured_per_second),
 )
 _OF_LOOP: Final[_Table[DeviceFigures]] = (
     ("promises_broken", "Times that a pod's promise was found broken.", lambda d: d.promises_broken),
@@ -329,7 +333,7 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
     )
     yield _counter(
         "agent_slo_reading_failures",
-        "Readings of pods' latency targets that gave nothing.",
+        "Readings of pods' own targets that gave nothing.",
         ("node", "reason"),
         (((now.node, reason), n) for reason, n in sorted(now.slo_failures.items())),
     )

@@ -25,8 +25,10 @@ and etcd may finish what it has begun."""
 class Binder:
     """Binds pods.
 
-    `now` returns the time that is written to `decided-at`, `clock` monotonic seconds, and `refusal` why no pod may
-    be bound now (empty if pods may).
+    Args:
+        now: returns the time that is written to `decided-at`.
+        clock: returns monotonic seconds.
+        refusal: returns why no pod may be bound now; empty if pods may.
     """
 
     def __init__(
@@ -109,8 +111,8 @@ class Binder:
             self._metrics.rejections.labels(reason=placement.reason.value).inc()
             return f"node {args.node}: {placement.detail}"
         if placement.node != args.node:
-            before = f"a request to bind pod {args.key} to {placement.node} was not answered and may still come"
-            return self._refused("Unreachable", before)
+            earlier = f"a request to bind pod {args.key} to {placement.node} was not answered and may still come"
+            return self._refused("Unreachable", earlier)
         awaited = (pod.uid, args.node, fence_size(pod), placement.gpu_uuids, placement.memory_mib)
         try:
             with self._metrics.fence_wait.time():

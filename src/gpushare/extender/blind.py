@@ -1,9 +1,10 @@
-"""Restart kube-scheduler where its own watches sleep: it does not see pods that this process sees.
+"""Restart kube-scheduler while its own watches are down: it does not see pods that this process sees.
 
 After repeated outages of the API server client-go's reflectors wait up to a minute before they watch again, and
 kube-scheduler has no option for it (docs/measurements/hostile.md). The extender's watches are back within
-seconds. A pod that waits and that kube-scheduler has neither tried nor asked about, while it asked about nobody
-and no other such pod was served, is one that it does not see. It is in the same pod, with one process namespace.
+seconds. If kube-scheduler has neither tried a waiting pod nor asked about it, and meanwhile asked about no pod at
+all and served no other such pod, it does not see the pod. kube-scheduler runs in the same pod as this process,
+with a shared process namespace, so it can be ended from here.
 """
 
 import logging
@@ -26,7 +27,7 @@ DEFAULT_SECONDS: Final = 25.0
 PAUSE_SECONDS: Final = 40.0  # at least, between two restarts
 MOST_RESTARTS: Final = 3  # within `WINDOW_SECONDS`: kubelet's back-off grows with each, up to five minutes
 WINDOW_SECONDS: Final = 600.0
-BUSY_SECONDS: Final = 2.0  # after a question nobody is looked through: there may be thousands
+BUSY_SECONDS: Final = 2.0  # since the last question: the waiting pods, perhaps thousands, are not looked through
 CONFIG: Final = "--config=/etc/gpushare/scheduler.yaml"  # an argument that the chart gives kube-scheduler alone
 
 
@@ -60,13 +61,13 @@ class UntriedPods:
         self._since = {uid: self._since.get(uid, now) for uid in pods}
         return [pods[uid] for uid, since in self._since.items() if now - since >= self.after_seconds]
 
-    def was_tried(self, pod_uid: str) -> None:
-        """Leave a pod out from now on: it waits for something else."""
+    def leave_out(self, pod_uid: str) -> None:
+        """Leave a pod out from now on: it waits for something else, or has had its one restart."""
         self._since.pop(pod_uid, None)
         self._tried.add(pod_uid)
 
-    def again(self) -> None:
-        """Begin anew with everyone."""
+    def reset(self) -> None:
+        """Begin anew to count for how long each pod waits unseen."""
         self._since = {}
 
 
@@ -118,25 +119,25 @@ class BlindScheduler:
         if not self._is_on:
             return False
         if now - self._asked_at() < BUSY_SECONDS:
-            self._pods.again()
+            self._pods.reset()
             return False
         if self._restarts() != self._known_restarts:  # its watches may just be coming back, as ours were
             self._known_restarts = self._restarts()
-            self._pods.again()
+            self._pods.reset()
         unseen = self._pods.look(self._untried(), self._asked_at(), now)
         if now < self._quiet_until:
             return False
         for pod in unseen:
             try:
                 if not await self._is_unseen(pod):
-                    self._pods.was_tried(pod.uid)
+                    self._pods.leave_out(pod.uid)
                     continue
-            except ApiError:  # away again: nobody can see anything
-                self._pods.again()
+            except ApiError:  # the API server is away again, so nobody sees any pod
+                self._pods.reset()
                 return False
             for each in unseen:  # one restart for each pod is enough
-                self._pods.was_tried(each.uid)
-            self._pods.again()
+                self._pods.leave_out(each.uid)
+            self._pods.reset()
             self._ended_at.append(now)
             is_most = len(self._ended_at) == MOST_RESTARTS
             window_ends = self._ended_at[0] + WINDOW_SECONDS if is_most else now

@@ -1,9 +1,9 @@
-"""Events for pods that kube-scheduler refused by its own count without asking us: how much is free on which node.
-
-Also for nodes whose GpuNode lists the GPU of another node.
+"""Events on pods that kube-scheduler refused by its own count, without asking us: how much is free on which node.
 
 kube-scheduler counts a node's shares itself, because it would find no victims for preemption otherwise
 (docs/adr/0062-kube-scheduler-counts-shares-too.md), and then reports only "Insufficient gpushare.io/share".
+
+The same loop writes events on nodes whose GpuNode lists the GPU of another node.
 """
 
 from collections import Counter

@@ -1,4 +1,8 @@
-"""Whether another kube-scheduler has led meanwhile: its bindings are read before the next decision (ADR 0201)."""
+"""Which kube-scheduler leads: what another has bound is read before the next decision (ADR 0201).
+
+While another leads, the one beside this process is refused: if it stood still, it goes on for up to ten seconds
+after it has lost its lease (its renew deadline), and two that bind at once give the same room away twice.
+"""
 
 import asyncio
 import logging
@@ -11,7 +15,7 @@ from gpushare.kube import LEASES, Api, ApiError, NotFound
 
 _log = logging.getLogger(__name__)
 SURE_SECONDS: Final = 2.0
-"""Questions within it are of one term: kube-scheduler cannot lose its lease and get it back meanwhile."""
+"""Questions of the leader within it are of one term: it cannot lose its lease and get it back meanwhile."""
 ANSWER_SECONDS: Final = 1.0  # a question does not wait longer for the lease
 
 LeaderTerm = tuple[str, int]
@@ -47,14 +51,14 @@ class Leadership:
         To be called at every question of the kube-scheduler beside this process.
         """
         now = self._clock()
+        changed = False
         if now > self._sure_until:
             term = await self._read()
             if term is None:
                 return False
             changed, self._known = term != self._known, term
-        else:
-            changed = False
-        self._sure_until = now + SURE_SECONDS
+        if self._known is not None and self._is_ours(self._known[0]):
+            self._sure_until = now + SURE_SECONDS
         return changed
 
     async def is_here(self) -> bool:
@@ -65,7 +69,7 @@ class Leadership:
         return term is not None and self._is_ours(term[0])
 
     @property
-    def was_elsewhere(self) -> bool:
+    def is_elsewhere(self) -> bool:
         """Return whether another kube-scheduler led when this was last found out; False if that is not known."""
         return self._known is not None and bool(self._known[0]) and not self._is_ours(self._known[0])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpushare.core.api import Decision, GpuShare, PodView, Rejection
+from gpushare.core.api import Decision, GpuShare, PodView, Reason, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
@@ -54,9 +54,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A pod that the watch has not shown as bound: a request to bind it was sent, or seen to have worked, at `at`.
+    """A pod that the watch has not shown as bound yet.
 
-    `at` is in monotonic seconds.
+    Attributes:
+        at: when a request to bind it was sent, or it was found to be bound, in monotonic seconds.
     """
 
     namespace: str
@@ -143,26 +144,29 @@ class ShareLedger:
     def pod_changed(self, change: Change, key: str, pod: PodView) -> None:
         """Record a managed pod that appeared, changed or disappeared."""
         before = self._uids.get(key)
-        if before is not None and before != pod.uid:
-            self._forget(before)
+        if before is not None and before != pod.uid and change is not Change.DELETED and before not in self.ahead:
+            self._forget(self._uids.pop(key))  # replaced; one that is ahead may be the later of the two
         if change is Change.DELETED or pod.finished:
             if pod.unserved and pod.node is not None and before == pod.uid:  # news, not an old pod from a list
                 self._presence.rejected(pod.node)
                 self._presence_changed(pod.node)
             self._forget(pod.uid)
-            self._uids.pop(key, None)
+            if before == pod.uid:
+                del self._uids[key]
             return
+        known = self.pods.get(pod.uid)
         if pod.node is None:
             if pod.uid in self.ahead:
                 return
-            if (known := self.pods.get(pod.uid)) is not None and known.node is not None:
+            if known is not None and known.node is not None:
                 # Nothing takes a binding back that was shown but a restore of etcd from an older backup.
                 _log.warning("pod %s is not bound to %s any more: it is placed anew", key, known.node)
                 self._undecided.forget(pod.uid)
                 self.release(pod.uid)
         self._uids[key] = pod.uid
         self._probations.follow_clock(now := self._now(), self._monotonic())
-        self._probations.look(self.pods.get(pod.uid), pod, now)
+        self._probations.look(known, pod, now)
+        self._workloads.pod_changed(known, pod)
         self.pods[pod.uid] = pod
         self._queued.put(pod, now)
         if pod.node is None:
@@ -267,19 +271,19 @@ class ShareLedger:
         return nodes_by_decision(pod for pod in self.pods.values() if pod.node in nodes)
 
     def _gpus_changed_hands(self, losers: Sequence[str], others: Sequence[str]) -> None:
-        """Count GPUs where they belong now: none is put on a node before it was taken from the one before."""
+        """Count GPUs where they belong now; a GPU is taken from its former node before it is put on another."""
         for name in losers:
             self.state.remove_node(name)
         for name in dict.fromkeys((*losers, *others)):
-            self._gpunode_is(name, self.claims.own(name))
+            self._count_gpus(name, self.claims.own(name))
 
-    def _gpunode_is(self, key: str, view: GpuNodeView) -> None:
+    def _count_gpus(self, key: str, view: GpuNodeView) -> None:
+        """Count a node's GPUs, their health and their pods by its agent's report, without other nodes' GPUs."""
         before = self._gpunodes.get(key)
         self._gpunodes[key] = view
         self.state.set_reading(key, works=view.reads)
         if before is None or before.gpus != view.gpus:
             self._update_node(key)
-            self.on_room()
         if before is None or before.unhealthy != view.unhealthy or before.gpus != view.gpus:
             self._set_healths(key)
             self.on_room()
@@ -288,7 +292,8 @@ class ShareLedger:
                 known = self.state.reservation(uid)  # not a pod that has just gone, nor another node's
                 if known is not None and known.placement.node == key:
                     self.fence.allocated(uid)
-        self._undecided.place_all(key, view.allocated)
+        if self._undecided.place_all(key, view.allocated):
+            self.on_room()
 
     def listen(self, now: float) -> None:
         """Check for silent agents, whose nodes get no new pods until they write again, and for claims that end.
@@ -300,17 +305,14 @@ class ShareLedger:
         """
         self._heard_at |= dict.fromkeys(self._heard, now)
         self._heard.clear()
-        before, self.silent = (
-            self.silent,
-            frozenset(
-                key
-                for key, at in self._heard_at.items()
-                if now - at > SILENT_SECONDS and self._gpunodes[key].observed_at
-            ),
+        before = self.silent
+        self.silent = frozenset(
+            key
+            for key, at in self._heard_at.items()
+            if now - at > SILENT_SECONDS and self._gpunodes[key].observed_at
         )
-        for key in before ^ self.silent:
-            if key in self._gpunodes:
-                self._set_healths(key)
+        for key in (before ^ self.silent) & self._gpunodes.keys():
+            self._set_healths(key)
         for key in self.silent - before:
             _log.warning("the agent of node %s has been silent for %.0f s: no new pods there", key, SILENT_SECONDS)
         if before - self.silent:
@@ -385,7 +387,7 @@ class ShareLedger:
     def context(self) -> DecisionContext:
         """Return the present inputs of decisions."""
         self._probations.follow_clock(now := self._now(), self._monotonic())
-        return self._queued.nominated.counted(self._context.at(now), self.request_of)
+        return self._queued.nominated.keeping(self._context.at(now), self.request_of)
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
@@ -415,7 +417,7 @@ class ShareLedger:
         return self._context.kept
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
-        """Return where a pod fits that is tried now; if it may be bound already, only whether it fits there."""
+        """Return where a pod fits; if it may be bound already, only whether it fits there."""
         self._queued.asked(pod.uid)
         request = self.request_of(pod)
         if isinstance(request, Rejection):
@@ -425,10 +427,11 @@ class ShareLedger:
         if reservation is None or pod.uid in self.binding or not self.may_be_bound(pod.uid):
             return survey(request, context, node_names)
         node = reservation.placement.node
-        asked = node_names.names if isinstance(node_names, NodeList) else node_names
+        if node not in (node_names.names if isinstance(node_names, NodeList) else node_names):
+            return Rejection(Reason.CONFLICT, f"it may be bound to {node} already")
         self.state.release(pod.uid)
         try:
-            return survey(request, context, [node] if node in asked else [])
+            return survey(request, context, [node])
         finally:
             self.state.reserve(pod.uid, reservation.placement, reservation.request, reservation.order)
 
@@ -461,8 +464,7 @@ class ShareLedger:
 
     def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
         """Return whether exactly those GPUs probably have room; a few lookups only, as prioritize asks often."""
-        state = self.state
-        row = state.row(node)
+        state, row = self.state, self.state.row(node)
         if row is None:
             return False
         uuids = state.uuids(row)
@@ -476,9 +478,8 @@ class ShareLedger:
     def fits_somewhere(self, pod: PodView) -> bool:
         """Return whether a waiting pod would fit on any node now."""
         request = self.request_of(pod)
-        if isinstance(request, Rejection):
-            return False
-        return len(survey(request, self.context, excluded=self.closed_to(pod)).rows) > 0
+        closed = self.closed_to(pod)
+        return not isinstance(request, Rejection) and len(survey(request, self.context, excluded=closed).rows) > 0
 
     def closed_to(self, pod: PodView) -> Mapping[str, Rejection]:
         """Return the nodes that kube-scheduler does not ask about for a pod, by the pod's own rules, and why."""
@@ -563,7 +564,8 @@ class ShareLedger:
 
     def _place_undecided(self, pod_uid: str, node: str) -> None:
         view = self._gpunodes.get(node)
-        self._undecided.place(pod_uid, view.allocated.get(pod_uid, ()) if view is not None else ())
+        if self._undecided.place(pod_uid, view.allocated.get(pod_uid, ()) if view is not None else ()):
+            self.on_room()
 
     def _count(self, pod: PodView, node: str, decision: Decision) -> None:
         """Count a bound pod on the GPUs in its annotations."""
@@ -584,8 +586,7 @@ class ShareLedger:
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)
         else:
-            size, memory_mib = fence_size(pod), decision.memory_limit_mib
-            self.fence.expect(pod.uid, node, size, decision.gpu_uuids, memory_mib)
+            self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids, decision.memory_limit_mib)
 
     def _update_node(self, name: str) -> None:
         offered = self._nodes[name]

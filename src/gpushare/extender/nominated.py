@@ -70,15 +70,15 @@ class NominatedPods:
             self._places[node] = self._places.pop(node)
             self._changed.add(node)
 
-    def counted(
+    def keeping(
         self, context: DecisionContext, request_of: Callable[[PodView], PlacementRequest | Rejection]
     ) -> DecisionContext:
-        """Return the context with what is kept for the nominated pods now."""
+        """Return the context with the GPUs that are kept for the nominated pods now."""
         if self._pods or self._places:
             changed = self._to_look_at(context.state)
             for node in sorted(changed):
                 places = self._on(node, context, request_of)
-                _tell(self._places.pop(node, ()), places)
+                _log_new(self._places.pop(node, ()), places)
                 if node in self._pods:
                     self._places[node] = places
             if changed:
@@ -114,7 +114,7 @@ class NominatedPods:
         return places_on(node, nominated, [pod.uid for pod in leaving], context)
 
 
-def _tell(before: tuple[KeptGpus, ...], after: tuple[KeptGpus, ...]) -> None:
+def _log_new(before: tuple[KeptGpus, ...], after: tuple[KeptGpus, ...]) -> None:
     known = {each.pod.name for each in before}
     for each in after:
         if each.pod.name not in known:

@@ -35,9 +35,9 @@ MOST_AGAIN: Final = 1
 class QueuedPods:
     """The pods that are not bound, as the watch shows them.
 
-    The kept GPUs follow from the pods themselves, so another replica continues with the same. Only the time when a
-    pod's scheduling gates were removed is remembered here; after a restart the pod counts as waiting since its
-    creation. So is for which pods no GPU was found; after a restart they are examined with the others once more.
+    The kept GPUs follow from the pods themselves, so another replica continues with the same. Only two things are
+    remembered here and lost in a restart: when a pod's scheduling gates were removed (then the pod counts as
+    waiting since its creation), and for which pods no GPU was found (then they are examined like the others).
 
     Attributes:
         clock: returns monotonic seconds, by which an answer to kube-scheduler is old.
@@ -142,7 +142,7 @@ class QueuedPods:
         )
         for kept in found.kept:
             self._in_vain.pop(kept.pod.request.pod_uid, None)
-        _tell(context.kept, found.kept)
+        _log_new(context.kept, found.kept)
         return found
 
     def _first(self, context: DecisionContext) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _never_match(rules: NodeRules, nodes: Collection[str]) -> bool:
     return rules.is_too_large or matching_cost(rules, len(nodes)) > MOST_MATCHED
 
 
-def _tell(before: Collection[KeptGpus], after: Collection[KeptGpus]) -> None:
+def _log_new(before: Collection[KeptGpus], after: Collection[KeptGpus]) -> None:
     known = {(each.pod.name, each.gpu_uuids) for each in before}
     for each in after:
         if (each.pod.name, each.gpu_uuids) not in known:

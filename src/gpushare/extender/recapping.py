@@ -101,11 +101,11 @@ class CapChanger:
         self._failures = 0
         self._ledger.set_cap(pod.uid, cap.after)
         self._metrics.caps_changed.inc()
-        beside = "alone on its GPU" if not cap.others else f"beside {cap.others} other pods"
+        where = beside(cap.others)
         _log.info(
             "pod %s runs no process, %s: its next one gets %d%% of the threads instead of %d%%",
             pod.key,
-            beside,
+            where,
             cap.after,
             cap.before,
         )
@@ -119,11 +119,18 @@ class CapChanger:
                 "uid": pod.uid,
             },
             reason="CapChanged",
-            note=f"{beside}, it runs no process now: its next one gets at most {cap.after}% of the GPU's threads, "
+            note=f"{where}, it runs no process now: its next one gets at most {cap.after}% of the GPU's threads, "
             f"instead of {cap.before}%",
             action="Placing",
             controller=CONTROLLER,
         )
+
+
+def beside(others: int) -> str:
+    """Return in words beside how many other pods a pod is on its GPU."""
+    if not others:
+        return "alone on its GPU"
+    return "beside 1 other pod" if others == 1 else f"beside {others} other pods"
 
 
 def cap_patch(pod: PodView, thread_percentage: int) -> list[dict[str, Any]]:

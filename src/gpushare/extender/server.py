@@ -67,7 +67,12 @@ class Extender:
             Reflector(api, GPUNODES, reduce_gpunode, on_change=ledger.gpunode_changed),
             Reflector(api, GPUSHARES, GpuShare.from_object, on_change=ledger.share_changed),
             Reflector(
-                api, PODS, PodView.from_object, on_change=ledger.pod_changed, label_selector=names.MANAGED_SELECTOR
+                api,
+                PODS,
+                PodView.from_object,
+                on_change=ledger.pod_changed,
+                on_answer=lambda: self.waiting.heard(clock()),
+                label_selector=names.MANAGED_SELECTOR,
             ),
             Reflector(
                 api,
@@ -120,10 +125,12 @@ class Extender:
     def refusal(self) -> str:
         """Return a sentence on why no question is answered now; empty if questions are answered."""
         self._look_back()
+        if self.leadership.is_elsewhere:
+            return "another kube-scheduler leads, by its lease: the extender beside that one answers"
         return self.not_ready()
 
     async def catch_up(self) -> None:
-        """Read the pods again if another kube-scheduler has led; the watch may be behind its bindings."""
+        """Find out who leads, and read the pods again if another has; the watch may be behind its bindings."""
         if not self.not_ready() and await self.leadership.has_changed():
             _log.info("another kube-scheduler has led: the pods are read again")
             self._pods.relist()
@@ -199,7 +206,7 @@ class Extender:
 
         Only beside the leader: another kube-scheduler tries every pod once it leads, and its extender hears of it.
         """
-        if self.leadership.was_elsewhere:
+        if self.leadership.is_elsewhere:
             return
         for pod in self.ledger.pods.values():
             if pod.waits_for_room:
@@ -227,7 +234,7 @@ class Extender:
                 self.metrics.kept_gpus.set(sum(len(each.gpu_uuids) for each in self.ledger.kept))
 
     async def _wake(self) -> None:
-        """Write what is due: touches, caps, events. Each write may take as long as the API server lets it."""
+        """Make the writes that are due: touches, caps, events. Each may take as long as the API server lets it."""
         while True:
             await asyncio.sleep(WAKE_PERIOD_SECONDS)
             await self.wake()
@@ -242,7 +249,7 @@ class Extender:
     async def wake(self) -> None:
         """Touch waiting pods that fit now and that kube-scheduler has not asked about again.
 
-        And one that does not fit, but may wait for another reason by now than its status says.
+        Touch also one that does not fit, but whose status may give an outdated reason.
         """
         self.ledger.begin_round()
         pods = self.ledger.pods
@@ -252,10 +259,11 @@ class Extender:
             began, self.ledger.fits_somewhere, lambda: self._clock() - began < EXAMINING_SECONDS
         ):
             await self._touch(pod, "room")
-        if (pod_with_old_words := self.waiting.with_old_words(self._clock())) is not None:
-            await self._touch(pod_with_old_words, "room that does not suffice")
+        if (stale := self.waiting.with_stale_reason(self._clock())) is not None:
+            await self._touch(stale, "room that does not suffice")
 
     async def _touch(self, pod: PodView, why: str) -> None:
+        """Write a pod's annotation `gpushare.io/room-since`, so that kube-scheduler tries it again."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {"metadata": {"uid": pod.uid, "annotations": {names.ROOM_SINCE: stamp}}}
         try:

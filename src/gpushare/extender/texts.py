@@ -63,5 +63,5 @@ class NodeTexts:
         self._quoted[:] = quoted
         width = max(map(len, quoted), default=2)
         lines = [_SCORE + b'  ,"Host":' + name.ljust(width) + b"}," for name in quoted]
-        self._hosts = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), -1)
+        self._hosts = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), -1 if lines else 0)
         self._version = version

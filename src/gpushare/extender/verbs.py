@@ -40,7 +40,7 @@ class Verbs:
     Args:
         best_nodes: most nodes that filter returns for a pod that fits (ADR 0043); 0 for all that fit.
         not_ready: returns what is missing; empty if nothing is.
-        catch_up: awaited before a pod's nodes are filtered.
+        catch_up: awaited before a pod's nodes are filtered, and before it is bound.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class Verbs:
         found = self._ledger.candidates(args.pod, args.node_list)
         if isinstance(found, Rejection):
             self._metrics.rejections.labels(reason=found.reason.value).inc()
+            if found.reason is not Reason.INVALID_ANNOTATION:  # which nothing changes
+                self._waiting.refused(args.pod, self._clock())
             return wire.filter_result(args, [], {}, dict.fromkeys(args.node_names, wire.plain(found.detail)))
         if len(found.rows):
             self._waiting.served(args.pod.uid)
@@ -170,6 +172,7 @@ class Verbs:
 
     async def _bind(self, body: bytes) -> bytes:
         args = wire.read_bind_args(body)
+        await self._catch_up()
         if missing := self._not_ready():
             return wire.bind_result(missing)
         error = await self._binder.bind(args)

@@ -23,12 +23,12 @@ AGAIN_SECONDS: Final = 5.0  # least time between two touches of one pod; above k
 MOST_AGAIN_SECONDS: Final = 300.0  # as often as kube-scheduler retries every pod anyway
 PATIENCE_SECONDS: Final = 10.0  # longest wait if room appears repeatedly, which restarts the grace each time
 _PAUSES: Final = Backoff(AGAIN_SECONDS, MOST_AGAIN_SECONDS)
-STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
+STALE_SECONDS: Final = 10.0  # chosen far beyond any lag of a healthy watch
 MAX_EXAMINED: Final = 200  # per round, about 20 ms
 EXAMINING_SECONDS: Final = 0.05
 """After this long a round ends: each GPU that is kept where there is room adds up to 0.1 ms to each check."""
 MAX_TOUCHES: Final = 50  # per round, so that a large queue does not cause a storm of writes
-OLD_WORDS_SECONDS: Final = 60.0
+STALE_REASON_SECONDS: Final = 60.0
 """A reason in a pod's status may be out of date if it is older and room has appeared since; kube-scheduler itself
 writes it anew after five minutes at the latest."""
 
@@ -44,8 +44,8 @@ class _Waiting:
     not_before: float = -math.inf
     seen_in: int = 0
     fitted: bool = False
-    has_old_words: bool = False
-    """Whether room that appeared since the refusal did not suffice."""
+    may_be_stale: bool = False
+    """Whether the reason in its status may be out of date: room has appeared since, and did not suffice."""
 
 
 class WaitingPods:
@@ -55,6 +55,8 @@ class WaitingPods:
         self._waiting: dict[str, _Waiting] = {}
         self._room_at: float | None = None
         self._put_off_since = 0.0
+        self._heard_at = -math.inf  # when the pods' watch brought something last
+        self._resumed_at = -math.inf  # when it last did so after a silence, of which it may still have to catch up
         self._pass = 0
         """Number of the present pass over all waiting pods, which may take several rounds."""
         self._has_more_room = False
@@ -71,7 +73,7 @@ class WaitingPods:
             return
         if known.pod != pod:
             known.touches = 0
-        known.pod, known.refused_at, known.has_old_words = pod, now, False
+        known.pod, known.refused_at, known.may_be_stale = pod, now, False
 
     def served(self, pod_uid: str) -> None:
         """Forget a pod that fits, is bound, or is gone."""
@@ -86,12 +88,25 @@ class WaitingPods:
             self._has_more_room = True
         self._room_at = now
 
+    def heard(self, now: float) -> None:
+        """Record that a list of pods or anything of their watch has come, a bookmark at the least."""
+        if now - self._heard_at > STALE_SECONDS:
+            self._resumed_at = now
+        self._heard_at = now
+
     def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
-        """Forget pods that are bound or gone; keep recent refusals a while, as they may be ahead of our watch."""
+        """Forget pods that are bound or gone; keep those that our watch may not have shown yet.
+
+        It has shown what was there at a refusal if it has brought something long enough after it, and is not
+        catching up with a silence. A pod that is forgotten too soon is woken by nobody here: kube-scheduler itself
+        tries it again after five minutes.
+        """
+        if now - self._resumed_at < STALE_SECONDS:
+            return
         over = [
             uid
             for uid, one in self._waiting.items()
-            if now - one.refused_at >= STALE_SECONDS and not is_waiting(uid)
+            if self._heard_at - one.refused_at >= STALE_SECONDS and not is_waiting(uid)
         ]
         for uid in over:
             del self._waiting[uid]
@@ -101,9 +116,10 @@ class WaitingPods:
     ) -> list[PodView]:
         """Return the pods to touch now: they fit, and kube-scheduler had time to ask again since room appeared.
 
-        Pods are checked by priority, then by waiting time. A round goes on behind those that the last one checked,
-        until all have been; then come those that were touched in vain. Rules that are unknown here may keep those
-        out, so a pod's pause doubles with each touch until new room appears or the pod changes.
+        Pods are checked by priority, then by waiting time. Each round continues after the pods that the last one
+        checked, until all have been checked; then come those that were touched in vain. Rules that are unknown
+        here may keep those out, so a pod's pause doubles with each touch until new room appears or the pod
+        changes.
 
         Args:
             has_time: returns whether another pod may be checked in this round; one always is.
@@ -128,7 +144,7 @@ class WaitingPods:
             if fitted and len(found) == MAX_TOUCHES:
                 break
             entry.seen_in, entry.fitted = self._pass, fitted
-            entry.has_old_words = not fitted and entry.refused_at < self._room_at
+            entry.may_be_stale = not fitted and entry.refused_at < self._room_at
             if fitted:
                 self._touch(entry, now, self._room_at)
                 found.append(entry)
@@ -136,22 +152,22 @@ class WaitingPods:
             self._room_at = None
         return [entry.pod for entry in found]
 
-    def with_old_words(self, now: float) -> PodView | None:
-        """Return a pod to touch so that kube-scheduler writes anew why it waits; None if no reason may be old.
+    def with_stale_reason(self, now: float) -> PodView | None:
+        """Return a pod to touch so that kube-scheduler writes anew why it waits; None if no reason may be stale.
 
-        Call this once a round, after `due`. Those come first that were not touched for longest.
+        Call this once a round, after `due`. Pods that were not touched for longest come first.
         """
-        old = (
+        stale = (
             entry
             for entry in self._waiting.values()
-            if entry.has_old_words
-            and now - max(entry.refused_at, entry.touched_at) >= OLD_WORDS_SECONDS
+            if entry.may_be_stale
+            and now - max(entry.refused_at, entry.touched_at) >= STALE_REASON_SECONDS
             and now >= entry.not_before
         )
-        entry = min(old, key=lambda one: (one.touched_at, one.refused_at), default=None)
+        entry = min(stale, key=lambda one: (one.touched_at, one.refused_at), default=None)
         if entry is None:
             return None
-        entry.has_old_words = False
+        entry.may_be_stale = False
         self._touch(entry, now, -math.inf)
         return entry.pod
 

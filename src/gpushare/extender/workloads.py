@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare.core.admission import ShareIndex
-from gpushare.core.api import GpuShare, GpuShareSpec, PodView, Rejection
+from gpushare.core.api import GpuShare, GpuShareSpec, PodView, Rejection, names
 from gpushare.core.placement import (
     KeptApart,
     KnownWorkload,
@@ -55,16 +55,16 @@ class KnownWorkloads:
             return before is None or _asked(before) != _asked(share)
         self._replace(at, known)
         changed = [each for each in (was, known) if each is not None and _decides(each)]
-        if changed and self._mattering + any(each.matters for each in changed):
+        takes_pods_over = not speaks_for_the_same and (_selects(share) or _selects(before))
+        if (changed or takes_pods_over) and (self._mattering or any(each.matters for each in changed)):
             self._on_change()
         return True
 
     def drop(self, namespace: str, name: str) -> None:
         """Forget a GpuShare that is gone."""
-        self.shares.drop(namespace, name)
-        was = self._known.get((namespace, name))
+        share, was = self.shares.drop(namespace, name), self._known.get((namespace, name))
         self._replace((namespace, name), None)
-        if was is not None and _decides(was):
+        if (was is not None and _decides(was)) or (_selects(share) and self._mattering):
             self._on_change()
 
     def of(self, pod: PodView) -> KnownWorkload | None:
@@ -88,6 +88,18 @@ class KnownWorkloads:
         """
         since, self._apart_at = self._apart_at, now
         return any(since < each.until <= now for apart in self._apart.values() for each in apart)
+
+    def pod_changed(self, before: PodView | None, pod: PodView) -> None:
+        """Look a pod's workload up again if another GpuShare may apply to the pod now.
+
+        Args:
+            before: the pod as it was seen last, if it was.
+        """
+        if before is None or pod.uid not in self._of_pod or _selects_by(before) == _selects_by(pod):
+            return
+        was = self._of_pod.pop(pod.uid)
+        if self.of(pod) != was:
+            self._on_change()
 
     def forget(self, pod_uid: str) -> None:
         """Forget a pod that is gone."""
@@ -117,9 +129,19 @@ class KnownWorkloads:
         return self._known.get((share.namespace, share.name))
 
 
+def _selects_by(pod: PodView) -> tuple[object, ...]:
+    """Return what decides which GpuShare, and which joined workload's profile, applies to a pod."""
+    return pod.labels, pod.owner_uids, pod.annotations.get(names.WORKLOAD)
+
+
 def _asked(share: GpuShare) -> tuple[GpuShareSpec, str | None, bool]:
     """Return what requests take from a GpuShare besides what is known of its workload: no measured figure."""
     return share.spec, share.status.recommended_fraction, share.status.ends_neighbours
+
+
+def _selects(share: GpuShare | None) -> bool:
+    """Return whether a GpuShare takes pods over from others; without a selector it has only its owner's."""
+    return share is not None and share.spec.selector is not None
 
 
 def _decides(known: KnownWorkload) -> bool:

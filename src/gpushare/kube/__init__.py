@@ -27,7 +27,7 @@ from gpushare.kube.errors import (
     NotFound,
     Retryable,
 )
-from gpushare.kube.events import EventType, object_reference, record_event
+from gpushare.kube.events import EventType, cut_note, object_reference, record_event
 from gpushare.kube.kubeconfig import current_namespace, read_configuration
 from gpushare.kube.reflector import Change, Reflector
 from gpushare.kube.resources import (
@@ -77,6 +77,7 @@ __all__ = [
     "WatchEvent",
     "connect",
     "current_namespace",
+    "cut_note",
     "object_reference",
     "read_configuration",
     "record_event",

@@ -21,6 +21,7 @@ from gpushare.kube.errors import (
     NotFound,
     Retryable,
     from_status,
+    from_watch,
 )
 from gpushare.kube.kubeconfig import NO_CREDENTIALS, context_of, credentials_of, is_pod, read_configuration
 from gpushare.kube.resources import PODS, Resource
@@ -42,7 +43,6 @@ class PatchType(StrEnum):
 
     MERGE = "application/merge-patch+json"
     JSON = "application/json-patch+json"
-    STRATEGIC = "application/strategic-merge-patch+json"
     APPLY = "application/apply-patch+yaml"
 
 
@@ -74,8 +74,8 @@ class Api:
     """The Kubernetes API. Every method raises `ApiError` or one of its kinds, nothing else.
 
     Args:
-        read_again: reads the configuration again, with new credentials, once the server does not know ours any
-            more; None where they renew themselves, as a pod's do.
+        read_again: reads the configuration again, with new credentials, once the server refuses ours (401); None
+            if they renew themselves, as a pod's do.
     """
 
     def __init__(
@@ -186,8 +186,7 @@ class Api:
             async for line in _lines(response):
                 event = orjson.loads(line)
                 if event["type"] == "ERROR":
-                    status = event["object"]
-                    raise from_status(int(status.get("code") or 500), status)
+                    raise from_watch(event["object"])
                 yield WatchEvent(event["type"], event["object"])
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(error) from error
@@ -246,15 +245,12 @@ class Api:
         query = _query(fieldManager=self._field_manager, force="true" if force else None)
         return await self._call("PATCH", path, query, body, content_type=patch_type.value)
 
-    async def apply(
-        self,
-        resource: Resource,
-        body: Mapping[str, Any],
-        *,
-        subresource: str | None = None,
-        force: bool = True,
-    ) -> Json:
-        """Apply an object server-side; it contains its own metadata.name and metadata.namespace."""
+    async def apply(self, resource: Resource, body: Mapping[str, Any], *, force: bool = True) -> Json:
+        """Apply an object server-side; it contains its own metadata.name and metadata.namespace.
+
+        Args:
+            force: take over fields that another manager owns; otherwise that is a Conflict.
+        """
         metadata = body["metadata"]
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self.patch(
@@ -262,7 +258,6 @@ class Api:
             metadata["name"],
             whole,
             namespace=metadata.get("namespace"),
-            subresource=subresource,
             patch_type=PatchType.APPLY,
             force=force,
         )
@@ -279,15 +274,17 @@ class Api:
         """Delete an object; with `uid`, only the one with this uid (Conflict otherwise)."""
         await self._call("DELETE", resource.path(namespace=namespace, name=name), {}, _options(uid, grace_seconds))
 
-    async def evict(
-        self, name: str, *, namespace: str, uid: str | None = None, grace_seconds: int | None = None
-    ) -> None:
-        """Evict a pod; Retryable (429) while a PodDisruptionBudget forbids it."""
+    async def evict(self, name: str, *, namespace: str, uid: str | None = None) -> None:
+        """Evict a pod; with `uid`, only the one with this uid (Conflict otherwise).
+
+        Raises:
+            Retryable: with status 429, while a PodDisruptionBudget forbids it.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": _options(uid, grace_seconds),
+            "deleteOptions": _options(uid),
         }
         await self.create(PODS, body, namespace=namespace, name=name, subresource="eviction")
 
@@ -336,7 +333,7 @@ class Api:
     ) -> aiohttp.ClientResponse:
         """Send a request and return its response after its headers have arrived and show success.
 
-        Credentials that the server does not know any more are renewed once.
+        Credentials that the server refuses (401) are renewed, and the request is sent once more.
         """
         used = self._configuration
         try:
@@ -383,7 +380,7 @@ class Api:
                 return True
             try:
                 fresh = await self._read_again()
-                # Without any, such as after a program's failure, the server would answer to somebody anonymous.
+                # Without any, such as after a program's failure, requests would be anonymous.
                 if credentials_of(fresh) in (credentials_of(refused), NO_CREDENTIALS):
                     return False
                 if _certificates(fresh) != _certificates(refused):
@@ -447,7 +444,8 @@ def _query(**parameters: Any) -> dict[str, Any]:
     return {key: value for key, value in parameters.items() if value is not None}
 
 
-def _options(uid: str | None, grace_seconds: int | None) -> Json:
+def _options(uid: str | None, grace_seconds: int | None = None) -> Json:
+    """Return the DeleteOptions with a precondition and a grace period, each if given."""
     options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
     if uid is not None:
         options["preconditions"] = {"uid": uid}

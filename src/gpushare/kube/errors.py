@@ -1,5 +1,6 @@
 """Errors of the Kubernetes API, mapped once where they arise; the type says whether a retry helps."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -74,18 +75,41 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
 
 
 def from_status(status: int, body: Mapping[str, Any], retry_after: str | None = None) -> ApiError:
-    """Map an HTTP status with the API's Status object (may be empty) to an error."""
+    """Map an HTTP status with the API's Status object to an error; the object may be empty or malformed."""
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or f"the API server answered {status}")
     found = body.get("details")
     details: Mapping[str, Any] = found if isinstance(found, dict) else {}
-    causes = [str(each.get("reason")) for each in details.get("causes") or () if isinstance(each, dict)]
+    listed = details.get("causes")
+    stated = listed if isinstance(listed, list) else []
+    causes = [str(each.get("reason")) for each in stated if isinstance(each, dict)]
     if status == 429 or status >= 500:
-        seconds = retry_after or details.get("retryAfterSeconds")
-        try:
-            after = float(seconds) if seconds else DEFAULT_RETRY_AFTER_SECONDS
-        except ValueError:  # an HTTP date; nobody in Kubernetes sends one
-            after = DEFAULT_RETRY_AFTER_SECONDS
+        after = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds")) or DEFAULT_RETRY_AFTER_SECONDS
         return Retryable(message, status=status, reason=reason, causes=causes, retry_after_seconds=after)
     kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
     return kind(message, status=status, reason=reason, causes=causes)
+
+
+def from_watch(status: Any) -> ApiError:
+    """Map the object of a watch's ERROR event, which should be a Status, to an error; without a code to a 500.
+
+    What is no Status is no Retryable, so that its watcher lists again.
+    """
+    code = status.get("code") or 500 if isinstance(status, dict) else None
+    if not isinstance(code, int) or isinstance(code, bool):
+        return ApiError(f"the watch was ended by what is no Status: {str(status)[:200]}")
+    return from_status(code, status)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a time to wait, in seconds; None if there is none, or what stands there is no such time.
+
+    A header may hold an HTTP date, though nobody in Kubernetes sends one.
+    """
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
+    try:
+        seconds = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return seconds if 0 < seconds < math.inf else None

@@ -14,7 +14,7 @@ from gpushare.kube.resources import EVENTS
 _log = logging.getLogger(__name__)
 _ONCE: Final = uuid.UUID("0b4c2f7e-52a5-4a0e-9c39-6770757368aa")
 _NAME_CHARACTERS: Final = 200  # of the object's name in the event's, which may have 253
-MAX_NOTE_CHARACTERS: Final = 1000  # the API's limit is 1 kB
+MAX_NOTE_BYTES: Final = 1024  # the API server refuses more; it counts bytes of UTF-8
 
 
 class EventType(StrEnum):
@@ -41,7 +41,7 @@ async def record_event(
     Args:
         regarding: the object itself (raw JSON) or an ObjectReference: kind, name, namespace, uid, apiVersion.
         reason: CamelCase word, such as "ClientsAtLimit".
-        note: one sentence for a person, truncated to 1000 characters.
+        note: one sentence for a person, cut after `MAX_NOTE_BYTES`.
         action: what was done or tried, such as "Binding".
         controller: name of the reporting component, such as "gpushare.io/agent".
         once: write only one event with this note about this object, even if several processes do.
@@ -58,7 +58,7 @@ async def record_event(
         "type": event_type.value,
         "reason": reason,
         "action": action,
-        "note": note[:MAX_NOTE_CHARACTERS],
+        "note": cut_note(note),
         "regarding": reference,
         "reportingController": controller,
         "reportingInstance": os.environ.get("POD_NAME") or os.uname().nodename,
@@ -69,6 +69,11 @@ async def record_event(
         return
     except ApiError as error:
         _log.warning("event %s on %s not written: %s", reason, reference["name"], error)
+
+
+def cut_note(text: str) -> str:
+    """Return as much of a text as an event may have; for what others wrote in a condition too."""
+    return text.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")
 
 
 def _cut(name: str) -> str:

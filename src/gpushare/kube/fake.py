@@ -251,7 +251,7 @@ class ObjectStore:
         if at.subresource == "status":
             new = {**old, "status": new.get("status") or {}}
         else:
-            new = {**{key: value for key, value in new.items() if key != "status"}}
+            new = {key: value for key, value in new.items() if key != "status"}
             new |= {"status": old["status"]} if "status" in old else {}
         new = copy.deepcopy(new)
         kept = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")

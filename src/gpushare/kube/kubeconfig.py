@@ -22,9 +22,9 @@ _BAD_KUBECONFIG: Final = (yaml.YAMLError, ValueError, TypeError, AttributeError,
 def _check_exists(kubeconfig: str | None) -> None:
     """Raise ApiError for a missing file, because the library's own error for it is misleading."""
     looked_for = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    paths = looked_for.split(os.pathsep)
+    paths = [one for one in looked_for.split(os.pathsep) if one]
     if not any(Path(one).exists() for one in paths):
-        raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths)}")
+        raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths) or looked_for}")
 
 
 async def read_configuration(kubeconfig: str | Path | None = None, *, context: str | None = None) -> Any:
@@ -44,7 +44,7 @@ async def read_configuration(kubeconfig: str | Path | None = None, *, context: s
                 await kube_config.load_kube_config(
                     path or _named_kubeconfig(), context=context, client_configuration=configuration
                 )
-            # The library only logs that the user's program failed, and would ask as nobody.
+            # The library only logs that the user's program failed; its requests would be anonymous.
             if complaints and credentials_of(configuration) == NO_CREDENTIALS:
                 raise ApiError(
                     f"no usable cluster configuration: no credentials: {' '.join(complaints[0].split())}"

@@ -39,14 +39,20 @@ OnChange = Callable[[Change, str, T], None]
 class Reflector(Generic[T]):
     """A local copy of one resource type, updated by list and watch; use as `async with Reflector(...)`.
 
-    `reduce` returns the needed fields of an object (a pure function); None means "not of interest". An object on
-    which it fails is logged once, counted in `bad_objects`, one of `present_bad_objects` until it is understood or
-    gone, and keeps its last parsed state. `on_change` is called
-    with the change, the key ("namespace/name", or "name") and the reduced object (the last known one on DELETED),
-    in order, in the event loop. It must not raise; if it does, that is logged and counted like a bad object.
+    An object on which `reduce` fails is logged once and counted in `bad_objects`. It keeps its last parsed state,
+    and counts in `present_bad_objects` until it is understood or gone.
+
+    Args:
+        reduce: returns the needed fields of an object (a pure function); None means "not of interest".
+        on_change: called with the change, the key ("namespace/name", or "name") and the reduced object (the last
+            known one on DELETED), in order, in the event loop. It must not raise; if it does, that is logged and
+            counted like a bad object.
+        on_answer: called before `on_change`, once for a whole list and for each event of the watch. Bookmarks,
+            which come about every minute, are included, so the caller knows how long nothing was heard. It must
+            not raise.
+        name: name in logs and metrics; by default the resource's plural.
 
     Attributes:
-        name: name in logs and metrics; by default the resource's plural.
         synced: set once the first complete list was delivered.
         restarts: how often the watch ended for another reason than the server's ordinary time-out.
     """
@@ -58,6 +64,7 @@ class Reflector(Generic[T]):
         reduce: Callable[[Json], T | None],
         *,
         on_change: OnChange[T] | None = None,
+        on_answer: Callable[[], None] | None = None,
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
@@ -73,6 +80,7 @@ class Reflector(Generic[T]):
         self._api = api
         self._reduce = reduce
         self._on_change = on_change
+        self._on_answer = on_answer
         self._namespace = namespace
         self._label_selector = label_selector
         self._field_selector = field_selector
@@ -144,12 +152,13 @@ class Reflector(Generic[T]):
                     raise
                 self._version = None
                 self.restarts += 1
-                self._failures += 1
                 delay = self._backoff(self._failures)
                 _log.exception("watch of %s failed on what was answered, again in %.1f s", self.name, delay)
+                self._failures += 1
             await self._sleep(delay)
 
     def _backoff(self, failures: int) -> float:
+        """Return the pause, in seconds, after one more failure than these."""
         return BACKOFF.seconds(failures + 1, self._rng.random())
 
     async def _list(self) -> str:
@@ -160,6 +169,7 @@ class Reflector(Generic[T]):
             label_selector=self._label_selector,
             field_selector=self._field_selector,
         )
+        self._answered()
         present = {key for key, _ in listing.items}
         for key in (self._items.keys() | self._bad.present.keys()) - present:
             self._delete(key)
@@ -180,6 +190,7 @@ class Reflector(Generic[T]):
             field_selector=self._field_selector,
             timeout_seconds=self._rng.randint(240, 300),
         ):
+            self._answered()
             if event.type != "BOOKMARK":
                 key, value = self._understand(event.object)
                 if event.type == "DELETED":
@@ -221,6 +232,10 @@ class Reflector(Generic[T]):
         old = self._items.pop(key, None)
         if old is not None:
             self._tell(Change.DELETED, key, old)
+
+    def _answered(self) -> None:
+        if self._on_answer is not None:
+            self._on_answer()
 
     def _tell(self, change: Change, key: str, value: T) -> None:
         if self._on_change is None:

@@ -5,6 +5,10 @@ from typing import Final
 from urllib.parse import quote
 
 from gpushare.core.api import names
+from gpushare.kube.errors import NotFound
+
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+_IN_NO_NAME: Final = "/%"  # the API server takes no object with such a name, but an owner reference may have any
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,11 @@ class Resource:
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """Return the URL path; without a namespace, a namespaced type's path covers all of them (lists only)."""
+        """Return the URL path; without a namespace, a namespaced type's path covers all of them (lists only).
+
+        Raises:
+            NotFound: no object can have the name. In the path it would name a list, or another type's object.
+        """
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace is not None:
@@ -34,6 +42,8 @@ class Resource:
             raise ValueError(f"{self.plural} are namespaced: give the namespace of {name}")
         parts.append(self.plural)
         if name is not None:
+            if name in _NO_NAMES or any(each in name for each in _IN_NO_NAME):
+                raise NotFound(f"no {self.kind} can have the name {name!r}")
             parts.append(quote(name, safe=""))
         if subresource is not None:
             parts.append(subresource)

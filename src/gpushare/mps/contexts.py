@@ -26,7 +26,7 @@ class ContextLog:
     """The contexts of one GPU's clients; `read` processes new lines of the log."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path, most=LOG_BYTES)
+        self._path, self._tail = path, Tail(path, most=LOG_BYTES)
         self._server: bytes | None = None
         self._contexts: dict[int, set[int]] = {}
         self._heard: dict[int, int] = {}
@@ -83,6 +83,24 @@ class ContextLog:
     def heard(self, pid: int) -> int | None:
         """Return how many connections of a process the server log shows; None before it shows any."""
         return self._heard.get(pid, 0) if self._tells else None
+
+    @property
+    def read_bytes(self) -> int:
+        """Return how far the log has been written by now, as far as its lines are whole."""
+        self.read()
+        return self._tail.position
+
+    def has_heard(self, pid: int, since_bytes: int) -> bool | None:
+        """Return whether the log shows a connection of a process after this position; None if it never shows any.
+
+        A log that is shorter was shortened meanwhile, and all of it counts.
+        """
+        self.read()
+        if not self._tells:
+            return None
+        tail = Tail(self._path, most=LOG_BYTES)
+        tail.seek(since_bytes)
+        return any((came := _CAME.search(line)) and int(came[1]) == pid for line in tail.lines())
 
     def count(self, pid: int) -> int:
         """Return how many contexts a process has; 0 if the log shows none."""

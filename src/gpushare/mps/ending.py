@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from pathlib import Path
@@ -94,6 +94,27 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
     finally:
         os.close(process)
     return True
+
+
+def clients_being_ended(record: Path) -> dict[int, int]:
+    """Return the start ticks of the clients in a record of `Endings`, by pid; none if it cannot be read."""
+    try:
+        return {pid: ticks for pid, ticks, _ in _read_record(record)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _read_record(record: Path) -> Iterator[tuple[int, int, float]]:
+    """Yield the recorded clients' pids, start ticks and seconds to drain.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it cannot be read.
+    """
+    for each in json.loads(record.read_bytes())["processes"]:
+        drain = float(each["drain_seconds"])
+        if not 0 <= drain <= _LONGEST_DRAIN_SECONDS:
+            raise ValueError(f"{drain} s is no time to drain")
+        yield int(each["pid"]), int(each["start_ticks"]), drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +219,10 @@ class Endings:
         steps = {pid: self.end(pid) for pid in list(self._begun)}
         return tuple(pid for pid, step in steps.items() if step is EndingStep.KILLED)
 
+    def leave(self, pid: int) -> None:
+        """Send a client no more signals: somebody else is ending it."""
+        self._forget(pid)
+
     def let_go(self) -> None:
         """Continue the processes that are stopped and not killed, for a caller that ends before them."""
         for pid, begun in list(self._begun.items()):
@@ -260,11 +285,8 @@ class Endings:
         if self._record is None:
             return
         try:
-            for each in json.loads(self._record.read_bytes())["processes"]:
-                drain = float(each["drain_seconds"])
-                if not 0 <= drain <= _LONGEST_DRAIN_SECONDS:
-                    raise ValueError(f"{drain} s is no time to drain")
-                self._begun[int(each["pid"])] = _Begun(int(each["start_ticks"]), self._clock(), drain)
+            for pid, start_ticks, drain in _read_record(self._record):
+                self._begun[pid] = _Begun(start_ticks, self._clock(), drain)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -53,17 +53,32 @@ class FaultLog:
         self._tail = Tail(path)
         self._report: list[bytes] = []
         self._ahead: list[bytes] = []
+        self._settled_bytes = 0
         self.skip()
+
+    @property
+    def settled_bytes(self) -> int:
+        """Return how far the log needs no further look: its faults until there were skipped, or there are none."""
+        return self._settled_bytes
+
+    def resume(self, settled_bytes: int) -> None:
+        """Continue where another reader of this log ended."""
+        self._report, self._ahead = [], []
+        self._tail.seek(settled_bytes)
+        self._settled_bytes = settled_bytes
 
     def skip(self) -> None:
         """Skip what is written so far."""
         self._report, self._ahead = [], []
         self._tail.skip()
+        self._settled_bytes = self._tail.position
 
     def read(self) -> Fault | None:
         """Return the first fault in the new lines, or None; a rotated log is read from its start."""
         self._report = self._taken()
-        return _fault_in(self._report)
+        if (fault := _fault_in(self._report)) is None:
+            self._settled_bytes = self._tail.position
+        return fault
 
     def complete(self) -> Fault | None:
         """Return the fault of the last `read`, with the lines that the server has added since."""

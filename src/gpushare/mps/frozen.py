@@ -135,6 +135,20 @@ class FrozenPods:
             return FreezeRefused(ThrottleRefusal.NOT_WRITABLE, str(error))
         return None
 
+    def thaw_left(self) -> None:
+        """Thaw the pods on record that a former process froze and that could not be thawed when this one began."""
+        for mark in recorded(self._record.parent):
+            if mark.name in self._pods:
+                continue
+            try:
+                thaw_marked(mark, self._freezer)
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError):  # it was logged at the start
+                continue
+            mark.unlink(missing_ok=True)
+            logger.warning("thawed pod %s, which could not be thawed before", mark.name)
+
     def settle(self, now: float) -> dict[str, FreezeRefused]:
         """Check pods that are still freezing; thaw those that are stuck for too long, and return why."""
         stuck = {}

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from gpushare.core.api import JobClass
@@ -21,26 +21,24 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
-from gpushare.mps.handover import HEARD_SECONDS, Copies, Handover
+from gpushare.mps.handover import HEARD_SECONDS, Copies, Handover, Recipient
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import PodLimits, Reception
-from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
+from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, ServerRefusal, relay
 from gpushare.mps.room import Connection, ConnectionPhase
-from gpushare.mps.starvation import run_delays, starved_seconds
+from gpushare.mps.starvation import run_delays
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import Restored, StoreClient
-from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
+from gpushare.mps.turns import LEAST_TURN_SECONDS, ProcessKey, Turn, TurnAccounts
 from gpushare.runtime.tasks import without_end
 
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS: Final = 8.0  # longest turn without progress; a start takes 0.13 to 0.25 s (docs/facts.md 13)
 MAX_TURN_SECONDS: Final = 24.0  # longest turn with progress: three connections, each as slow as a turn may be
-# Most time without CPU that does not count towards a turn; a newcomer at a load of 40 needed 5.7 s.
-MAX_STARVED_SECONDS: Final = 5.0
 # A server that waits for a client's first message answers nobody (gpushare.mps.handover). Meanwhile the client is
 # checked every LISTING_SECONDS. If it has died, or its turn is over and the server has been silent for
 # MUTE_SECONDS, its message is sent in its place.
@@ -51,8 +49,6 @@ TEND_SECONDS: Final = 1.0  # interval at which records of processes and pods tha
 SHOWN_OF_A_POD: Final = 64  # held processes of a pod in the status; readers refuse a file of more than 4 MiB
 SHOWN_HELD: Final = 1024
 
-ProcessKey = tuple[int, int | None]  # pid and start time
-
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -60,69 +56,6 @@ class Backend:
 
     state: GateState = GateState.STARTING
     server_pid: int | None = None
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A turn in progress.
-
-    Attributes:
-        waits_since: when the gate began to wait for the tenant.
-        served_seconds: how much of that time the daemon took.
-        step_at: when the process last made progress.
-        delays: CPU waiting time of each of its threads when its turn began.
-        listed: whether the server lists it as a client.
-        handovers: copies of the sockets handed to it, until the server has received its first message.
-        heard_before: number of first messages of it that the server had received before these handovers.
-    """
-
-    process: ProcessKey
-    pod_uid: str | None
-    started: float
-    waits_since: float = 0.0
-    served_seconds: float = 0.0
-    step_at: float = 0.0
-    delays: Mapping[str, float] = field(default_factory=dict)
-    listed: bool = False
-    handovers: list[Handover] = field(default_factory=list)
-    heard_before: int | None = None
-
-    def mute(self, heard: int | None) -> list[Handover]:
-        """Return the handovers whose first message the client has not sent.
-
-        They are sent in the order of the handovers. If the server's log never reports such messages, a living
-        process is assumed to have sent them, and one that has ended not to. A message that was sent but not read
-        yet counts as sent.
-
-        Args:
-            heard: number of first messages of the process in the server's log; None if the log has none at all.
-        """
-        left = [each for each in self.handovers if not each.has_spoken]
-        if heard is None:
-            mute = [] if is_alive(*self.process) else left
-        else:
-            mute = left[max(0, heard - (self.heard_before or 0)) :]
-        return [each for each in mute if not each.is_unread]
-
-    def settle(self) -> None:
-        """Close the copies, because the server has received the client's messages."""
-        for each in self.handovers:
-            each.close()
-        self.handovers.clear()
-
-    @property
-    def starved_seconds(self) -> float:
-        """Return how long its process has waited for a CPU since its turn began, at most MAX_STARVED_SECONDS."""
-        return min(MAX_STARVED_SECONDS, starved_seconds(self.delays, run_delays(self.process[0])))
-
-    def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
-        """Return whether the turn must end if others wait: its time is over, and it made no progress just now.
-
-        Args:
-            starved: seconds in which the process could have run but got no CPU; they do not count.
-        """
-        over = now - self.waits_since - self.served_seconds - allowance_seconds - starved
-        return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
 class Gate:
@@ -160,7 +93,9 @@ class Gate:
         )
         self._waiting: dict[ProcessKey, list[Connection]] = {}
         self._accounts, self._wake = TurnAccounts(), asyncio.Event()
-        self._current: _Turn | None = None
+        self._current: Turn | None = None
+        self._is_between_turns = asyncio.Event()
+        self._is_between_turns.set()
         self._priority: int | None = None
         self.turns = TurnStatistics()
 
@@ -213,6 +148,12 @@ class Gate:
     def current_pid(self) -> int | None:
         """Return the process whose turn it is now."""
         return self._current.process[0] if self._current is not None else None
+
+    async def turn_ends(self, timeout_seconds: float) -> None:
+        """Wait until the turn in progress is over, if there is one, or until the time is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._is_between_turns.wait()
 
     @property
     def connection_count(self) -> int:
@@ -275,12 +216,14 @@ class Gate:
                         await self._wake.wait()
                 continue
             trouble: MpsError | None = None
+            self._is_between_turns.clear()
             try:
                 await self._turn(process)
             except MpsError as error:
                 trouble = error
             finally:
                 self._current = None
+                self._is_between_turns.set()
             if trouble is not None:
                 logger.warning("turn of pid %d broke off, it waits on: %s", process[0], trouble)
                 self._on_trouble(trouble)
@@ -315,7 +258,7 @@ class Gate:
                 best, chosen = rank, process
         return chosen
 
-    def _others_wait(self, turn: _Turn) -> bool:
+    def _others_wait(self, turn: Turn) -> bool:
         """Return whether a process of another pod could have the turn now."""
         holds = self._holds(self._clock())
         return any(
@@ -333,7 +276,7 @@ class Gate:
         ceiling = self._policy.ceiling(pid, pod_uid)
         if ceiling is None:
             return
-        turn = self._current = _Turn(process, pod_uid, started)
+        turn = self._current = Turn(process, pod_uid, started, server_pid=server_pid)
         await self._ledger.watch_memory()
         siblings = () if self._policy.is_probe(pid) else self._ledger.siblings(pod_uid, pid)
         granted = grant_mib(ceiling.memory_mib, siblings, self._clock())
@@ -394,7 +337,7 @@ class Gate:
             logger.warning("this driver has no client priorities, going on without: %s", error)
         self._priority = priority
 
-    async def _is_listed(self, turn: _Turn, server_pid: int) -> bool:
+    async def _is_listed(self, turn: Turn, server_pid: int) -> bool:
         """Return whether the server lists the process.
 
         The server answers only after it has received the first message of every client that it waits for. If this
@@ -417,14 +360,14 @@ class Gate:
         turn.heard_before = self._ledger.heard(pid)
         return pid in self._ledger.note_clients(listed, pid, asked_at)
 
-    def _is_over(self, turn: _Turn) -> bool:
+    def _is_over(self, turn: Turn) -> bool:
         """Return whether a turn has lasted as long as it may."""
         now = self._clock()
         if now >= min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
             return True
         return self._is_spent(turn) and self._others_wait(turn)
 
-    async def _pass_on(self, turn: _Turn, server_pid: int) -> bool:
+    async def _pass_on(self, turn: Turn, server_pid: int) -> bool:
         """Pass the process's connections on as they come; return True once the server lists it."""
         try:
             return await self._pass_on_until_listed(turn, server_pid)
@@ -432,12 +375,12 @@ class Gate:
             if turn.handovers:  # the daemon did not answer, so it is unknown which messages the server received
                 asyncio.get_running_loop().call_later(MUTE_SECONDS, self._give_up, turn)
 
-    def _give_up(self, turn: _Turn) -> None:
+    def _give_up(self, turn: Turn) -> None:
         """Send missing first messages of a client whose turn broke off, and later close the copies."""
         self._speak_for(turn)
         asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
 
-    def _speak_for(self, turn: _Turn) -> None:
+    def _speak_for(self, turn: Turn) -> None:
         """Send the first message of a client that does not send it, so that the server continues."""
         if mute := turn.mute(self._ledger.heard(turn.process[0])):
             logger.warning(
@@ -448,7 +391,7 @@ class Gate:
         for each in mute:
             each.speak()
 
-    async def _pass_on_until_listed(self, turn: _Turn, server_pid: int) -> bool:
+    async def _pass_on_until_listed(self, turn: Turn, server_pid: int) -> bool:
         passed, pause = False, 0.005
         turn.waits_since = turn.step_at = self._clock()
         turn.delays = run_delays(turn.process[0])
@@ -477,24 +420,26 @@ class Gate:
                 pause = min(0.1, pause * 1.5)
         return False
 
-    def _is_spent(self, turn: _Turn) -> bool:
+    def _is_spent(self, turn: Turn) -> bool:
         allowance, now = self._allowance(turn), self._clock()
         if not turn.is_spent(now, allowance) or allowance <= LEAST_TURN_SECONDS:
             return turn.is_spent(now, allowance)  # a pod that wasted its allowance gets no extra time
         return turn.is_spent(now, allowance, turn.starved_seconds)
 
-    def _allowance(self, turn: _Turn) -> float:
+    def _allowance(self, turn: Turn) -> float:
         return self._accounts.allowance_seconds(turn.pod_uid, self._clock())
 
-    async def _relay(self, connection: Connection, turn: _Turn) -> None:
+    async def _relay(self, connection: Connection, turn: Turn) -> None:
         """Connect a client's connection to the daemon.
 
         Raises:
             MpsError: the client has received nothing; the connection is kept for another try.
         """
-        if self._has_fault():  # the keeper looks once a second; a client that it connected until then would fail
+        try:
+            self._check_server(turn)
+        except MpsError:
             self._put_back(connection)
-            raise MpsError("the server has logged a fault", retryable=True)
+            raise
         allowance, began = self._allowance(turn), self._clock()
         answered = began
         is_excused = allowance > LEAST_TURN_SECONDS
@@ -502,8 +447,16 @@ class Gate:
         async def keep(descriptor: int) -> Handover | None:
             nonlocal answered
             answered = self._clock()  # what follows is the client's own time
-            if (handover := await Handover.of(descriptor, self._copies)) is not None:
+            to = Recipient(connection.pid, connection.start_ticks, self._ledger.log_bytes)
+            if (handover := await Handover.of(descriptor, self._copies, to)) is not None:
                 turn.handovers.append(handover)
+            try:
+                self._check_server(turn)
+            except MpsError:
+                if handover is not None:
+                    handover.speak()  # the client does not get the socket, and the server waits for it
+                raise
+            self._ledger.note_handed(connection.pid)
             return handover
 
         try:
@@ -520,6 +473,12 @@ class Gate:
             raise
         if outcome is Passed.SERVED:
             turn.served_seconds += answered - began
+        if isinstance(outcome, ServerRefusal):
+            logger.warning(
+                "the MPS server did not take pid %d of pod %s: CUDA error %d",
+                *(connection.pid, turn.pod_uid, outcome.cuda_error),
+            )
+            self._ledger.note_turned_away(connection.pid, outcome.cuda_error)
         if outcome is Passed.BROKE_PROTOCOL:
             logger.warning(
                 "ended the connection of pid %d of pod %s: unknown message", connection.pid, turn.pod_uid
@@ -528,7 +487,23 @@ class Gate:
         else:
             self.reception.served(connection)
 
-    def _note_turn(self, turn: _Turn, asked: float) -> None:
+    def _check_server(self, turn: Turn) -> None:
+        """Check that a turn may go on: that its server has no fault, and is still the one with its ceilings.
+
+        The keeper looks once a second; meanwhile a fault turns clients away, and the daemon replaces a server that
+        has ended by one without ceilings.
+
+        Raises:
+            MpsError: it may not.
+        """
+        if self._has_fault():
+            raise MpsError("the server has logged a fault", retryable=True)
+        if self.backend.state in {GateState.FAULT, GateState.DOWN}:
+            raise MpsError(f"MPS is in state {self.backend.state}", retryable=True)
+        if self.backend.server_pid != turn.server_pid or not is_alive(turn.server_pid):
+            raise MpsError("the server has ended since the ceilings were set", retryable=True)
+
+    def _note_turn(self, turn: Turn, asked: float) -> None:
         now = self._clock()
         seconds = now - turn.started
         if turn.listed:

@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close_all
@@ -25,17 +26,39 @@ from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close
 # The server has sent its pipes when the daemon hands out its socket, or sends them within microseconds.
 PIPES_SECONDS: Final = 0.05
 HEARD_SECONDS: Final = 1.0  # after this a sent message has surely been received, and the copies may be closed
-SERVER: Final = b"S"  # of further copies: the server's socket, then the pipes that waited in it
+SERVER: Final = b"S"  # of further copies: the server's socket, then the pipes that waited in it; and for whom
 DAEMON: Final = b"D"  # of those: a connection to the daemon that has not answered yet
 _SO_PEEK_OFF: Final = 42  # Linux; Python's socket module does not define it
 _LOOK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)  # credentials, and descriptors
 
 
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """The process that a handover is for, and how far the server's log was written before it, in bytes."""
+
+    pid: int
+    start_ticks: int | None
+    log_bytes: int
+
+    def to_bytes(self) -> bytes:
+        """Return the label of the handover's further copies."""
+        return SERVER + f"{self.pid} {self.start_ticks or 0} {self.log_bytes}".encode()
+
+    @classmethod
+    def from_bytes(cls, label: bytes) -> "Recipient | None":
+        """Read a label; None if it names nobody."""
+        try:
+            pid, start_ticks, log_bytes = (int(word) for word in label.removeprefix(SERVER).split())
+        except ValueError:
+            return None
+        return cls(pid, start_ticks or None, log_bytes)
+
+
 class Copies(Protocol):
     """Further copies, which outlive this process (`gpushare.mps.handover_copies`)."""
 
-    def add(self, kind: bytes, descriptors: Sequence[int]) -> int | None:
+    def add(self, label: bytes, descriptors: Sequence[int]) -> int | None:
         """Keep copies of descriptors, which must stay open until they are removed; return a number for that."""
         ...
 
@@ -49,15 +72,25 @@ class Handover:
 
     Args:
         copies: keeps further ones until then.
+        recipient: who is handed it; None if unknown.
     """
 
-    def __init__(self, server: socket.socket, pipes: Sequence[int], copies: Copies | None = None) -> None:
-        self._server, self._pipes, self._copies = server, tuple(pipes), copies
-        self._number = copies.add(SERVER, (server.fileno(), *self._pipes)) if copies is not None else None
+    def __init__(
+        self,
+        server: socket.socket,
+        pipes: Sequence[int],
+        copies: Copies | None = None,
+        recipient: Recipient | None = None,
+    ) -> None:
+        self._server, self._pipes, self._copies, self.recipient = server, tuple(pipes), copies, recipient
+        label = recipient.to_bytes() if recipient is not None else SERVER
+        self._number = copies.add(label, (server.fileno(), *self._pipes)) if copies is not None else None
         self._has_spoken = False
 
     @classmethod
-    async def of(cls, descriptor: int, copies: Copies | None = None) -> "Handover | None":
+    async def of(
+        cls, descriptor: int, copies: Copies | None = None, recipient: Recipient | None = None
+    ) -> "Handover | None":
         """Copy the server's socket and the pipes that wait in it; return None if it is not a socket."""
         copy = os.dup(descriptor)
         try:
@@ -65,9 +98,10 @@ class Handover:
         except OSError:
             os.close(copy)
             return None
-        number = copies.add(SERVER, (server.fileno(),)) if copies is not None else None
+        label = recipient.to_bytes() if recipient is not None else SERVER
+        number = copies.add(label, (server.fileno(),)) if copies is not None else None
         try:
-            return cls(server, await _pipes(server), copies)
+            return cls(server, await _pipes(server), copies, recipient)
         finally:
             if copies is not None:
                 copies.remove(number)
@@ -94,6 +128,11 @@ class Handover:
             self._server.send(CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        """Close the copies but those that outlive this process: they are for the next gate."""
+        self._copies = None
+        self.close()
 
     def close(self) -> None:
         """Close the copies."""

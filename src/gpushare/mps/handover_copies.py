@@ -11,10 +11,11 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpushare.mps.handover import DAEMON, HEARD_SECONDS, Handover
+from gpushare.mps.handover import DAEMON, HEARD_SECONDS, Handover, Recipient
+from gpushare.mps.identity import is_alive
 from gpushare.mps.packets import MAX_DESCRIPTORS, Channel, Packet, close_all, read_packet, send_packet
 from gpushare.mps.relay import take_back
 
@@ -42,12 +43,12 @@ class HandoverCopies:
         self._kept: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._fails = False
 
-    def add(self, kind: bytes, descriptors: Sequence[int]) -> int | None:
+    def add(self, label: bytes, descriptors: Sequence[int]) -> int | None:
         """Keep copies of descriptors, which must stay open until they are removed; return a number for that.
 
         None: the kernel carries no more now, as where a tenant fills what root may have in flight.
         """
-        kept = kind, tuple(descriptors[:MAX_DESCRIPTORS])
+        kept = label, tuple(descriptors[:MAX_DESCRIPTORS])
         if not self._send(*kept):
             return None
         number = next(self._numbers)
@@ -79,9 +80,9 @@ class HandoverCopies:
                 found.append(packet)
         return found
 
-    def _send(self, kind: bytes, descriptors: tuple[int, ...]) -> bool:
+    def _send(self, label: bytes, descriptors: tuple[int, ...]) -> bool:
         try:
-            send_packet(self.into, kind, descriptors)
+            send_packet(self.into, label, descriptors)
         except OSError as error:
             if not self._fails:
                 logger.warning("handovers in progress would not outlive this gate: %s", error)
@@ -92,36 +93,65 @@ class HandoverCopies:
 
 
 async def finish_handovers(
-    left: Collection[Packet], answered: asyncio.Event, patience_seconds: float = PATIENCE_SECONDS
+    copies: HandoverCopies,
+    answered: asyncio.Event,
+    has_heard: Callable[[int, int], bool | None] = lambda *_: None,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
     """Send the first messages that the server waits for since the former gate was killed.
 
     A client that lives may send its own, so this waits for an answer of the server first. Then it speaks for one
-    after the other, the last one first: those before it have probably spoken, and would be cut off.
+    after the other, the last one first, but for no living client that has spoken: it would be cut off. The server
+    may be silent for another reason, so this goes on until it answers or all have been spoken for.
 
     Args:
-        left: what the former keeper left, the oldest first; the descriptors are closed in the end.
+        copies: has what the former keeper left.
         answered: set once the server has answered this keeper.
+        has_heard: whether the server's log shows a connection of a pid after a position in bytes; None if unknown.
     """
     handovers = []
-    for each in left:
+    for each in copies.left():  # added again, as this gate may be killed too
         first = socket.socket(fileno=each.descriptors[0])
         if each.data == DAEMON:
-            take_back(Channel(first))
+            take_back(Channel(first), copies)
         else:
-            handovers.append(Handover(first, each.descriptors[1:]))
+            handovers.append(Handover(first, each.descriptors[1:], copies, Recipient.from_bytes(each.data)))
     try:
-        for handover in reversed(handovers):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_seconds):
-                    await answered.wait()
-            if answered.is_set():
-                return
-            logger.warning("a client of the former gate says nothing to the MPS server: said in its place")
-            handover.speak()
-            patience_seconds = HEARD_SECONDS
-        if handovers:
-            await asyncio.sleep(HEARD_SECONDS)
-    finally:
+        await _speak_for_the_mute(handovers, answered, has_heard, patience_seconds)
+    except asyncio.CancelledError:
         for handover in handovers:
-            handover.close()
+            handover.leave()
+        raise
+    for handover in handovers:
+        handover.close()
+
+
+async def _speak_for_the_mute(
+    handovers: Sequence[Handover],
+    answered: asyncio.Event,
+    has_heard: Callable[[int, int], bool | None],
+    patience_seconds: float,
+) -> None:
+    while not all(each.has_spoken for each in handovers):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                await answered.wait()
+        if answered.is_set():
+            return
+        mute = next((each for each in reversed(handovers) if _is_mute(each, has_heard)), None)
+        if mute is not None:
+            logger.warning("a client of the former gate says nothing to the MPS server: said in its place")
+            mute.speak()
+        patience_seconds = HEARD_SECONDS
+    if handovers:
+        await asyncio.sleep(HEARD_SECONDS)
+
+
+def _is_mute(handover: Handover, has_heard: Callable[[int, int], bool | None]) -> bool:
+    """Return whether the client has not sent its first message, as `Turn.mute` does for a gate's own handovers."""
+    if handover.has_spoken or handover.is_unread:
+        return False
+    client = handover.recipient
+    if client is None or not is_alive(client.pid, client.start_ticks):
+        return True
+    return has_heard(client.pid, client.log_bytes) is False

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -24,11 +25,12 @@ from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
 from gpushare.core.backoff import Backoff
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
-from gpushare.mps.blame import fault_sentence, killed_in_kernel
+from gpushare.mps.blame import news_of
 from gpushare.mps.commands import ServerState
 from gpushare.mps.contexts import ContextLog
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.ending import Endings, EndingStep
+from gpushare.mps.ends import wakes
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
@@ -45,12 +47,15 @@ from gpushare.mps.layout import (
 from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
+from gpushare.mps.patience import DaemonSilence
 from gpushare.mps.policy import CeilingPolicy
+from gpushare.mps.relay import ACKNOWLEDGE_SECONDS
 from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateState, GateStatus, SelfTestResult
 from gpushare.mps.store import BEHIND_SECONDS, StoreClient
 from gpushare.mps.terminating import Terminator
+from gpushare.mps.turned_away import TURNED_AWAY_SECONDS, TurnedAwayRecord
 from gpushare.runtime.logs import log_level_of, set_up_logging
 from gpushare.runtime.options import options_of
 from gpushare.runtime.parent import end_with_parent
@@ -93,19 +98,6 @@ class _ServerGoneError(Exception):
     """The server process ended while the daemon runs on."""
 
 
-@dataclass(slots=True)
-class _DaemonSilence:
-    """Measures how long the daemon has not answered."""
-
-    since: float | None = None
-
-    def lasts(self, now: float) -> float:
-        """Return the seconds since the first missing answer."""
-        if self.since is None:
-            self.since = now
-        return now - self.since
-
-
 class Keeper:
     """One GPU's daemon, gate and status."""
 
@@ -128,6 +120,7 @@ class Keeper:
             own_pid=os.getpid(),
         )
         self._faults = FaultLog(setup.control.program.log / "server.log")
+        self._turned_away = TurnedAwayRecord(self._ledger)
         self.gate = Gate(
             setup.control,
             self._policy,
@@ -141,48 +134,57 @@ class Keeper:
         )
         self._previous = status_reader(gpu).read()
         self._throttled = throttled_reader(gpu)
+        started_at = time.time()
         self._status = GateStatus(
-            gpu.uuid, GateState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
+            gpu.uuid,
+            GateState.STARTING,
+            started_at,
+            gate_pid=os.getpid(),
+            gate_started_at=started_at,
+            counts_since=started_at,
         )
         self._log_read_at = time.monotonic()
         self._poke = asyncio.Event()
         self._daemon_ticks: int | None = None
+        self._is_counted = False  # the fault that the server is in
+        self._faulted_at = -math.inf  # when the last fault was published
+        self._server_before: int | None = None  # the former keeper's
         self._tested = False
         self._test_again_at = 0.0
         self._is_unwritten = False
-        self._silent = _DaemonSilence()
+        self._silent = DaemonSilence()
 
     async def run(self, listener: socket.socket) -> None:
         """Keep daemon, server and gate running until cancelled; the daemon stays."""
-        self._ledger.restore(self._previous)
-        if self._previous is not None:
-            p = self._previous
-            self._status = replace(
-                self._status,
-                daemon_restarts=p.daemon_restarts,
-                server_restarts=p.server_restarts,
-                faults=p.faults,
-                last_fault=p.last_fault,
-                last_fault_at=p.last_fault_at,
-                last_fault_pods=p.last_fault_pods,
-                last_fault_by=p.last_fault_by,
-                self_test=p.self_test,
-            )
+        self._take_over()
         async with asyncio.TaskGroup() as group:
-            group.create_task(finish_handovers(self._copies.left(), self._server_answered))
+            group.create_task(finish_handovers(self._copies, self._server_answered, self._ledger.has_heard))
             group.create_task(without_end("the gate", self.gate.serve(listener)))
             group.create_task(without_end("publishing the status", self._publish_regularly()))
             group.create_task(without_end("supervision", self._supervise()))
+
+    def _take_over(self) -> None:
+        """Continue with what the former keeper wrote: its clients, its counts, and how far it read the log."""
+        self._ledger.restore(self._previous)
+        if self._previous is not None:
+            p = self._previous
+            self._status = self._status.following(p)
+            self._server_before = p.server_pid
+            self._is_counted = p.is_fault_counted
+            if p.faults_settled_bytes is not None:
+                self._faults.resume(p.faults_settled_bytes)
+                self._log_read_at -= max(0.0, time.time() - p.written_at)
 
     def publish(self) -> None:
         """Write the status; log a failing disk once, and its recovery once.
 
         The agent treats a status that no longer changes as a gate that is down, so a failed write is noticed.
         """
+        decisions = self._policy.decisions()
         self._status = replace(
             self._status,
             written_at=time.time(),
-            unknown_decision_values=self._policy.decisions().unknown,
+            unknown_decision_values=decisions.unknown,
             clients=self._ledger.clients(),
             waiting_connections=self.gate.held(),
             refused={str(reason): count for reason, count in self.gate.refused.items()},
@@ -191,6 +193,10 @@ class Keeper:
             unread=self.gate.reception.unread_count,
             turns=self.gate.turns,
             throttle=throttle_in_force(self._throttled, boottime()),
+            faults_settled_bytes=self._faults.settled_bytes,
+            is_fault_counted=self._is_counted,
+            lost_pods=self._ledger.lost_pods(decisions.pods),
+            turned_away=self._turned_away.latest,
         )
         try:
             write_status(self.gpu, self._shown())
@@ -236,10 +242,11 @@ class Keeper:
                 failures = 0
                 await self._watch()
             except _ServerGoneError:
-                if self._read_faults():
+                if not self._is_counted and self._read_faults():
                     self._note_fault(time.time())
                 self._ledger.forget_clients()
-                self._status = replace(self._status, server_restarts=self._status.server_restarts + 1)
+                restarts = self._status.server_restarts + 1
+                self._status = replace(self._status, server_restarts=restarts, server_pid=None)
                 self._set_state(GateState.DOWN, "the MPS server ended; starting another")
                 logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
             except (MpsError, OSError) as error:
@@ -263,12 +270,17 @@ class Keeper:
             self._ledger.forget_clients()
             if before is not None:
                 self._status = replace(self._status, daemon_restarts=self._status.daemon_restarts + 1)
+            self._status, self._server_before = replace(self._status, server_pid=None), None
         self._daemon_ticks = start_ticks_of(pid)
         was = self._previous.daemon_up_since if adopted and self._previous else None
         self._status = replace(self._status, daemon_pid=pid, daemon_up_since=was or time.time())
         server_pid = await self._server_up()
         self._server_answered.set()
         self._status = replace(self._status, server_pid=server_pid)
+        if self._server_before not in {None, server_pid}:  # it ended while no keeper ran, and its clients with it
+            self._ledger.forget_clients()
+            self._status = replace(self._status, server_restarts=self._status.server_restarts + 1)
+        self._server_before = None
         self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)))
         logger.info(
             "MPS of %s: daemon %d %s, server %d",
@@ -277,8 +289,10 @@ class Keeper:
             "adopted" if adopted else "started",
             server_pid,
         )
+        if adopted and not self._is_counted and self._read_faults():  # while no keeper looked
+            self._note_fault(time.time(), is_late=True)
         self._faults.skip()
-        self._log_read_at = time.monotonic()
+        self._log_read_at, self._is_counted = time.monotonic(), False
         # The driver cannot change while a keeper or a daemon runs.
         if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
             await self._prove(server_pid)
@@ -330,10 +344,10 @@ class Keeper:
                 asked = True
             elif time.monotonic() > deadline:
                 if servers and await self._control.server_state(servers[0]) is ServerState.FAULT:
-                    p = self._previous
-                    if p is None or p.state is not GateState.FAULT or p.detail != p.last_fault:  # it noted none
+                    if not self._is_counted:
                         self._read_faults()
-                        self._note_fault(time.time())
+                        self._note_fault(time.time(), is_late=True)
+                        self._is_counted = True
                     await self._end_faulted()
                 raise MpsError("the MPS server did not become ACTIVE", retryable=True)
             else:
@@ -362,7 +376,7 @@ class Keeper:
         """Watch daemon, server and clients until the daemon or the server is gone."""
         self._silent.since = None
         daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
-        with _wakes(daemon_pid, self._poke), _wakes(server_pid, self._poke):
+        with wakes(daemon_pid, self._poke), wakes(server_pid, self._poke):
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PUBLISH_SECONDS):
@@ -419,9 +433,15 @@ class Keeper:
         if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
             await self._recover(server_pid, fault)
             self._set_state(GateState.ACTIVE)
+        self._is_counted = False
         asked_at = time.monotonic()
         listed = await self._control.run(commands.client_list(server_pid))
         self._ledger.note_clients(listed, self.gate.current_pid, asked_at)
+        if asked_at < self._faulted_at + TURNED_AWAY_SECONDS:
+            lost = self._ledger.lost_in_their_turn(self._faulted_at)
+            late = (each.pod_uid for each in lost if each.turned_away_at is not None and each.pod_uid is not None)
+            pods = tuple(dict.fromkeys((*self._status.last_fault_pods, *late)))
+            self._status = replace(self._status, last_fault_pods=pods)
         await self.gate.end_overruns()
         if self._setup.ends_strangers:
             for stranger in self._ledger.strangers():
@@ -437,6 +457,8 @@ class Keeper:
         fault = self._faults.read()
         if fault is None:
             self._log_read_at = time.monotonic()
+            faulted_at, pods = self._faulted_at, self._status.last_fault_pods
+            self._turned_away.settle(self._log_read_at, time.time(), faulted_at, pods)
             self._ledger.forget_departed(self._log_read_at - DEPARTED_SECONDS)
         return fault
 
@@ -448,14 +470,18 @@ class Keeper:
         logger.error("MPS server of %s is in FAULT, new clients wait: %s", self.gpu.uuid, text)
         try:
             is_back = await self._is_back(server_pid, FAULT_LOG_SECONDS)
+            if is_back:
+                await self.gate.turn_ends(ACKNOWLEDGE_SECONDS)  # its process may be about to say that it failed
         finally:
-            self._note_fault(noticed_at)
+            if fault or not self._is_counted:
+                self._note_fault(noticed_at)
+                self._is_counted = True
         if not is_back:
             self._set_state(GateState.FAULT, self._status.last_fault)
         if not is_back and not await self._is_back(server_pid, FAULT_RECOVERY_SECONDS - FAULT_LOG_SECONDS):
             await self._end_faulted()
         self._faults.skip()
-        self._log_read_at = time.monotonic()
+        self._log_read_at, self._is_counted = time.monotonic(), False
         logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
 
     async def _end_faulted(self) -> NoReturn:
@@ -475,30 +501,26 @@ class Keeper:
             await asyncio.sleep(0.1)
         return False
 
-    def _note_fault(self, noticed_at: float) -> None:
-        """Count a fault, and publish what log and ledger show about it once the server has written its report."""
-        fault = self._faults.complete() or Fault("server in FAULT")
-        now = time.monotonic()
-        earliest, latest = fault.span(now=now, unix_now=time.time(), read_before=self._log_read_at)
-        clients = self._ledger.connected(earliest, latest)
-        # Processes that the server names were clients, even if the line's stamp is too coarse to show it.
-        clients += tuple(
-            each
-            for each in self._ledger.connected(min(earliest, self._log_read_at), now)
-            if each.pid in fault.pids and each not in clients
-        )
-        text = fault_sentence(fault, clients)
+    def _note_fault(self, noticed_at: float, *, is_late: bool = False) -> None:
+        """Count a fault, and publish what log and ledger show about it once the server has written its report.
+
+        Args:
+            is_late: no keeper looked when it came, so who had ended before is not known, and nobody is blamed.
+        """
+        fault, now = self._faults.complete() or Fault("server in FAULT"), time.monotonic()
+        news = news_of(fault, self._ledger, read_before=self._log_read_at, now=now, unix_now=time.time())
         self._faults.skip()
-        self._log_read_at = now
+        self._ledger.note_lost(news.pods)
+        self._log_read_at = self._faulted_at = now
         self._status = replace(
             self._status,
             faults=self._status.faults + 1,
-            last_fault=text,
+            last_fault=news.sentence,
             last_fault_at=noticed_at,
-            last_fault_pods=tuple(dict.fromkeys(c.pod_uid for c in clients if c.pod_uid is not None)),
-            last_fault_by=killed_in_kernel(fault, clients),
+            last_fault_pods=news.pods,
+            last_fault_by=None if is_late else news.begun_by,
         )
-        logger.error("a fault on %s ended every MPS client: %s", self.gpu.uuid, text)
+        logger.error("a fault on %s ended every MPS client: %s", self.gpu.uuid, news.sentence)
 
     # Status
 
@@ -517,28 +539,6 @@ class Keeper:
                 with contextlib.suppress(RuntimeError):  # the node has no thread left
                     await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)
-
-
-@contextlib.contextmanager
-def _wakes(pid: int, event: asyncio.Event):  # type: ignore[no-untyped-def]  # generator of a context manager
-    """Set the event as soon as the process ends."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def ended() -> None:
-        loop.remove_reader(descriptor)
-        event.set()
-
-    loop.add_reader(descriptor, ended)
-    try:
-        yield
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
 
 def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_strangers: bool = True) -> Setup:

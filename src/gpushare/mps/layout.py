@@ -104,6 +104,11 @@ class GpuDirectory:
         return self.path / "compute-mode.json"
 
     @property
+    def told(self) -> Path:
+        """Return the agent's record of how far it has told the gate's news."""
+        return self.path / "told.json"
+
+    @property
     def endings(self) -> Path:
         """Return the gate's record of clients that it has stopped and will kill."""
         return self.path / "endings.json"

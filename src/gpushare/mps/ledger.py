@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -55,6 +55,9 @@ class Presence:
 
     Attributes:
         listed: whether the server has listed it.
+        is_handed: whether it was given the server's socket in its turn.
+        turned_away_at: when it said in its turn that the server did not take it; None if it did not.
+        cuda_error: what it got from the server then.
     """
 
     pid: int
@@ -63,6 +66,9 @@ class Presence:
     until: float | None = None
     start_ticks: int | None = None
     listed: bool = False
+    is_handed: bool = False
+    turned_away_at: float | None = None
+    cuda_error: int = 0
 
 
 class ClientLedger:
@@ -92,6 +98,7 @@ class ClientLedger:
         self._late: Admission | None = None
         self._present: dict[int, Presence] = {}
         self._departed: deque[Presence] = deque(maxlen=KEPT_DEPARTED)
+        self._lost: dict[str, None] = {}
         self.mismatches: tuple[Mismatch, ...] = ()
 
     @property
@@ -113,12 +120,61 @@ class ClientLedger:
         return any(is_alive(pid, ticks) for pid, ticks in known.items())
 
     def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
-        """Return the processes that were clients at any time between the two, whether or not they have left."""
+        """Return the processes that the server had at any time between the two, whether or not they have left.
+
+        A process in its turn counts once it is given the server's socket, as it may become a client, and leave,
+        between two lists. One whose turn broke off before goes on when its next turn comes.
+        """
         return tuple(
             each
-            for each in (*self._departed, *self._present.values())
-            if each.since <= latest and (each.until is None or each.until >= earliest)
+            for each in self._presences()
+            if (each.listed or each.is_handed)
+            and each.since <= latest
+            and (each.until is None or each.until >= earliest)
         )
+
+    def lost_in_their_turn(self, earliest: float) -> tuple[Presence, ...]:
+        """Return the processes that the server was given and did not take, but those of turns before this time.
+
+        They said so, or have ended without having been listed. A process that came again and is listed is none.
+        """
+        return tuple(
+            each
+            for each in self._never_served()
+            if each.is_handed
+            and (each.until is None or each.until >= earliest)
+            and (each.turned_away_at is not None or not is_alive(each.pid, each.start_ticks))
+        )
+
+    def turned_away(self, after: float, until: float) -> tuple[Presence, ...]:
+        """Return the processes that said in this time that the server did not take them.
+
+        A process that came again and is listed is none.
+        """
+        return tuple(
+            each
+            for each in self._never_served()
+            if each.turned_away_at is not None and after < each.turned_away_at <= until
+        )
+
+    def _never_served(self) -> list[Presence]:
+        served = {(each.pid, each.start_ticks) for each in self._presences() if each.listed}
+        return [each for each in self._presences() if (each.pid, each.start_ticks) not in served]
+
+    def note_handed(self, pid: int) -> None:
+        """Record that a process is given the server's socket in its turn."""
+        if presence := self._present.get(pid):
+            self._present[pid] = replace(presence, is_handed=True)
+
+    def note_turned_away(self, pid: int, cuda_error: int) -> None:
+        """Record that a process said in its turn that the server did not take it."""
+        if presence := self._present.get(pid):
+            self._present[pid] = replace(
+                presence, is_handed=True, turned_away_at=self._clock(), cuda_error=cuda_error
+            )
+
+    def _presences(self) -> tuple[Presence, ...]:
+        return (*self._departed, *self._present.values())
 
     def forget_departed(self, before: float) -> None:
         """Forget clients that left before this time."""
@@ -130,12 +186,19 @@ class ClientLedger:
             self._departed.append(replace(presence, until=self._clock()))
 
     def restore(self, status: GateStatus | None) -> None:
-        """Adopt the admissions that the previous gate recorded, for processes that still run."""
+        """Adopt the admissions that the previous gate recorded, for processes that still run.
+
+        All its clients count as connected until the first list, so that a fault that came meanwhile names them.
+        """
         now = self._clock()
         if self._contexts is not None:
             self._contexts.read()
         ages = _ages_now(status) if status is not None else {}
+        self.note_lost(status.lost_pods if status is not None else ())
         for client in status.clients if status is not None else ():
+            self._present[client.pid] = Presence(
+                client.pid, client.pod_uid, -math.inf, None, client.start_ticks, listed=True
+            )
             if client.pid in ages:
                 self._admissions[client.pid] = Admission(
                     client.pid,
@@ -155,6 +218,9 @@ class ClientLedger:
     def admit(self, admission: Admission) -> None:
         """Record that a process gets its turn."""
         self._late = None
+        former = self._present.get(admission.pid)
+        if former is not None and former.start_ticks not in {None, admission.start_ticks}:
+            self._depart(admission.pid)  # another process with its pid
         self._present.setdefault(
             admission.pid,
             Presence(admission.pid, admission.pod_uid, admission.admitted_at, None, admission.start_ticks),
@@ -232,7 +298,18 @@ class ClientLedger:
             elif not self._present[pid].listed:
                 self._present[pid] = replace(self._present[pid], listed=True)
         self._is_first_list = False
+        for pod_uid in self.clients_by_pod() if self._lost else ():
+            self._lost.pop(pod_uid or "", None)
         return self._clients
+
+    def note_lost(self, pods: Iterable[str]) -> None:
+        """Record the pods whose clients a fault ended."""
+        self._lost |= dict.fromkeys(pods)
+
+    def lost_pods(self, decided: Collection[str]) -> tuple[str, ...]:
+        """Return the pods that have had no client since a fault ended theirs; only decided ones are kept."""
+        self._lost = {pod_uid: None for pod_uid in self._lost if pod_uid in decided}
+        return tuple(self._lost)
 
     def _without_older_news(self, pids: tuple[int, ...], asked_at: float) -> tuple[int, ...]:
         """Return a list's clients, corrected by what was noted since it was asked for.
@@ -310,6 +387,15 @@ class ClientLedger:
             return None
         self._contexts.read()
         return self._contexts.heard(pid)
+
+    @property
+    def log_bytes(self) -> int:
+        """Return how far the server's log has been written by now; 0 if it is not read."""
+        return self._contexts.read_bytes if self._contexts is not None else 0
+
+    def has_heard(self, pid: int, since_bytes: int) -> bool | None:
+        """Return whether the server's log shows a connection of a process after this position; None if unknown."""
+        return self._contexts.has_heard(pid, since_bytes) if self._contexts is not None else None
 
     def contexts_of(self, pid: int) -> int:
         """Return how many contexts a process has now, by the server's log."""

@@ -13,7 +13,9 @@ from typing import Final
 HELLO: Final = b"OUTBHELL\0"  # each message ends with a zero byte; recorded on driver 580, tests/gpu/handshake.py
 CREDENTIALS: Final = b"OUTBCRED\0"
 DESCRIPTOR: Final = b"OUTBCUFD\0"  # sent with one descriptor: the server's socket
-ACKNOWLEDGED: Final = bytes(4)  # the client's last message; then it closes
+ACKNOWLEDGED: Final = bytes(4)  # the client's last message, no error; then it closes
+ERROR_BYTES: Final = len(ACKNOWLEDGED)  # or a CUDA error, in the machine's byte order
+GREATEST_ERROR: Final = 999  # CUDA_ERROR_UNKNOWN, the last one of cuda.h
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
 MAX_PACKET: Final = 64  # the longest message between a compute client and the daemon has 9 bytes

@@ -1,10 +1,11 @@
-"""Calls into a driver that may hang: made in a thread, one at a time, each with a time limit."""
+"""Calls into a driver that may hang, in a thread, one at a time, with a time limit; and a daemon's silence."""
 
 import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -79,3 +80,16 @@ class PatientCaller:
         except TimeoutError:
             self._is_late = self._since is not None
             raise HangingError(f"no answer within {patience_seconds:g} s") from None
+
+
+@dataclass(slots=True)
+class DaemonSilence:
+    """Measures how long the daemon has not answered."""
+
+    since: float | None = None
+
+    def lasts(self, now: float) -> float:
+        """Return the seconds since the first missing answer."""
+        if self.since is None:
+            self.since = now
+        return now - self.since

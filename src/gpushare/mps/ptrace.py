@@ -71,12 +71,11 @@ class HeldThreads:
                     )
                 try:
                     _ptrace(_SEIZE, thread)
-                    self._seized.add(thread)
+                    self._seized.add(thread)  # from now on it must be collected, even if it has just exited
                     _ptrace(_INTERRUPT, thread)
                 except ProcessLookupError:
                     if thread == self.pid:
                         raise
-                    self._seized.discard(thread)  # it has just exited
             for thread in new:
                 if thread in self._seized and self._waited(thread, deadline):
                     self._stopped[thread] = None
@@ -156,8 +155,10 @@ class HeldThreads:
                     time.sleep(_PAUSE_SECONDS)  # it waits for a CPU
             _ptrace(_INTERRUPT, thread)
             self._waited(thread, time.monotonic() + HOLD_SECONDS)
-        except (ProcessLookupError, ChildProcessError):
+        except ChildProcessError:
             self._forget(thread)
+        except ProcessLookupError:  # it was killed and must be collected
+            self._stopped.pop(thread, None)
         return False
 
     def _state(self, thread: int) -> str:

@@ -262,9 +262,10 @@ class Reception:
             if _is_closed(accepted):
                 accepted.close()
                 continue
+            number = self._store.keep(accepted)  # first of all: what only this process has ends with it
             if len(self._by_descriptor) >= self.limits.per_gpu:
                 self._lose_of_the_busiest()
-            self._receive_new(accepted)
+            self._receive_new(accepted, number)
         self._pause(PAUSE_SECONDS)
 
     def _pause(self, seconds: float) -> None:
@@ -277,17 +278,15 @@ class Reception:
         if self._loop is not None and self._listener is not None and self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _receive_new(self, accepted: socket.socket) -> None:
-        connection = self._enter(accepted)
+    def _receive_new(self, accepted: socket.socket, number: int) -> None:
+        connection = self._enter(accepted, number)
         # Two for one that came: so a pod that had too many when this gate began comes within its bound.
         for _ in range(min(2, self._open.of_pod(connection.pod_uid) - self.limits.per_pod)):
             self._lose(self._open.connection_to_close(connection.pod_uid))
-        if connection.phase is ConnectionPhase.GONE:
-            return
-        connection.number = self._store.keep(accepted)
-        self._greet_or_hold(connection)
+        if connection.phase is not ConnectionPhase.GONE:
+            self._greet_or_hold(connection)
 
-    def _enter(self, accepted: socket.socket, number: int = 0) -> Connection:
+    def _enter(self, accepted: socket.socket, number: int) -> Connection:
         now, pid = self._clock(), peer_pid(accepted)
         connection = Connection(Channel(accepted), pid, self._pod_of(pid, now), now, number=number)
         self._by_descriptor[accepted.fileno()] = connection

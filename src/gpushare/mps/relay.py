@@ -1,7 +1,8 @@
 """Relay of one client's connection to the daemon; only messages of the protocol pass.
 
 Recorded on driver 580 (tests/data/mps/handshake-driver-580.txt): the daemon greets, the client sends its
-credentials and its type, the daemon answers with one descriptor, the client sends four zero bytes and closes. The
+credentials and its type, the daemon answers with one descriptor, the client sends four zero bytes and closes; or a
+CUDA error in four bytes, if the server does not take it (docs/facts.md 12), which the daemon need not know. The
 daemon runs as root and serves one connection at a time, so each message is read whole, compared, and written by us
 again.
 """
@@ -11,7 +12,9 @@ import contextlib
 import enum
 import errno
 import logging
+import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +25,8 @@ from gpushare.mps.packets import (
     COMPUTE_TYPE,
     CREDENTIALS,
     DESCRIPTOR,
+    ERROR_BYTES,
+    GREATEST_ERROR,
     HELLO,
     MAX_DESCRIPTORS,
     Channel,
@@ -48,6 +53,13 @@ class Passed(enum.Enum):
     BROKE_PROTOCOL = enum.auto()  # it sent something unknown after its answer
 
 
+@dataclass(frozen=True, slots=True)
+class ServerRefusal:
+    """Outcome of a connection that was passed on: by the client's answer, the server did not take it."""
+
+    cuda_error: int
+
+
 class NotDeliveredError(MpsError):
     """The kernel could not deliver the descriptor to the client now: hold the connection and retry."""
 
@@ -63,7 +75,7 @@ async def relay(
     starved_seconds: Callable[[], float] = lambda: 0.0,
     *,
     copies: Copies | None = None,
-) -> Passed:
+) -> Passed | ServerRefusal:
     """Connect a client to the daemon. If this raises, the client has received nothing and can be held.
 
     Args:
@@ -82,7 +94,7 @@ async def relay(
         raise MpsError(f"cannot connect to the daemon: {error}", retryable=True) from None
     number = copies.add(DAEMON, [upstream.socket.fileno()]) if copies is not None else None
     try:
-        answer = await _ask(upstream)
+        answer = await _ask(upstream, copies)
         handover: Handover | None = None
         try:
             handover = await keep(answer.descriptors[0]) if keep is not None else None
@@ -104,7 +116,7 @@ async def relay(
         upstream.close()
 
 
-async def _ask(upstream: Channel) -> Packet:
+async def _ask(upstream: Channel, copies: Copies | None) -> Packet:
     """Return the daemon's answer to a compute client: one descriptor, which the caller closes."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -115,7 +127,7 @@ async def _ask(upstream: Channel) -> Packet:
             await upstream.send(COMPUTE_TYPE)
             answer = await upstream.receive(MAX_DESCRIPTORS)
     except TimeoutError:
-        take_back(Channel(upstream.socket.dup()))
+        take_back(Channel(upstream.socket.dup()), copies)
         raise MpsError("the daemon did not answer a client", retryable=True) from None
     except OSError as error:
         raise MpsError(f"the daemon broke off: {error}", retryable=True) from None
@@ -126,19 +138,21 @@ async def _ask(upstream: Channel) -> Packet:
     return answer
 
 
-def take_back(late: Channel) -> None:
+def take_back(late: Channel, copies: Copies | None = None) -> None:
     """Send the first message for a client whose answer came too late, as it is held again and the server waits.
 
     Args:
         late: the connection to the daemon; it is closed.
+        copies: keeps one of it until then, for the next gate.
     """
+    number = copies.add(DAEMON, [late.socket.fileno()]) if copies is not None else None
 
     async def take() -> None:
         descriptors: tuple[int, ...] = ()
         try:
             async with asyncio.timeout(LATE_SECONDS):
                 descriptors = (await late.receive(MAX_DESCRIPTORS)).descriptors
-            for handover in [await Handover.of(each) for each in descriptors]:
+            for handover in [await Handover.of(each, copies) for each in descriptors]:
                 if handover is not None:
                     handover.speak()
                     await asyncio.sleep(HEARD_SECONDS)
@@ -148,6 +162,8 @@ def take_back(late: Channel) -> None:
         finally:
             close_all(descriptors)
             late.close()
+        if copies is not None:  # not if it is cancelled: the next gate goes on
+            copies.remove(number)
 
     task = asyncio.get_running_loop().create_task(take())
     _taking_back.add(task)
@@ -164,7 +180,7 @@ async def _deliver(client: Channel, answer: Packet) -> None:
 
 async def _acknowledge(
     client: Channel, upstream: Channel, patience_seconds: float, starved_seconds: Callable[[], float]
-) -> Passed:
+) -> Passed | ServerRefusal:
     """Pass the client's one message on; anything else is dropped."""
     already = starved_seconds()
     reading = asyncio.ensure_future(client.receive())
@@ -181,6 +197,9 @@ async def _acknowledge(
     finally:
         reading.cancel()
     if not word.says(ACKNOWLEDGED):
+        error = int.from_bytes(word.data, sys.byteorder)
+        if word.is_whole and len(word.data) == ERROR_BYTES and error <= GREATEST_ERROR:
+            return ServerRefusal(error)
         if word.data:
             logger.info("a client answered the server's descriptor with %s", word.data[:12].hex())
         return Passed.BROKE_PROTOCOL if word.data or not word.is_whole else Passed.LEFT

@@ -134,6 +134,21 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A pod's process that the MPS server did not take although it had no fault.
+
+    Attributes:
+        cuda_error: what the process got from the server.
+        at: Unix time.
+    """
+
+    pid: int
+    pod_uid: str
+    cuda_error: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SelfTest:
     """The proof that ceilings are enforced on this driver, with what was asked for and what was measured."""
 
@@ -253,11 +268,18 @@ class GateStatus:
         last_fault: what happened at the last fault, for an event.
         last_fault_at: when it was noticed.
         last_fault_pods: uids of the pods that were connected when it began, even if they had left when it was
-            noticed.
+            noticed, and of those that the server turned away meanwhile.
         last_fault_by: the pod that caused it; None if unknown.
         connections: sockets open at the gate, silent ones included.
         unread: those of them that exceed their pod's rate and are not greeted yet.
         unknown_decision_values: fields and classes in the agent's decisions that this gate does not know.
+        faults_settled_bytes: how far the server's log has been looked at for faults that are counted here; None
+            from a version that does not say.
+        lost_pods: uids of the decided pods that have connected no process since a fault ended theirs.
+        is_fault_counted: whether `faults` has the fault that the server is in, if it is in one.
+        turned_away: the latest processes that the server did not take, without a fault.
+        counts_since: when faults and restarts began to be counted, Unix time: the start of the first gate of those
+            that go on with each other's counts. 0 from a version that does not say, and from its successors.
     """
 
     gpu_uuid: str
@@ -286,6 +308,30 @@ class GateStatus:
     unread: int = 0
     unknown_decision_values: int = 0
     throttle: ThrottleStatus = ThrottleStatus()
+    faults_settled_bytes: int | None = None
+    is_fault_counted: bool = False
+    lost_pods: tuple[str, ...] = ()
+    turned_away: tuple[TurnedAway, ...] = ()
+    counts_since: float = 0.0
+
+    def following(self, former: "GateStatus") -> "GateStatus":
+        """Return the status of a gate that goes on with its predecessor's counts, last fault and self-test."""
+        return dataclasses.replace(
+            self,
+            daemon_restarts=former.daemon_restarts,
+            server_restarts=former.server_restarts,
+            faults=former.faults,
+            last_fault=former.last_fault,
+            last_fault_at=former.last_fault_at,
+            last_fault_pods=former.last_fault_pods,
+            last_fault_by=former.last_fault_by,
+            self_test=former.self_test,
+            counts_since=former.counts_since,
+        )
+
+    def uncounted(self) -> "GateStatus":
+        """Return the status with counts of zero, to which those of a gate that counts anew can be compared."""
+        return dataclasses.replace(self, faults=0, daemon_restarts=0, server_restarts=0, last_fault_pods=())
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's JSON object."""
@@ -313,7 +359,8 @@ class GateStatus:
         test = _only(SelfTest, values.get("self_test", {}))
         result = _known(SelfTestResult, test.get("result"), SelfTestResult.PENDING)
         values["self_test"] = SelfTest(**{**test, "result": result})
-        values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))
+        for name in ("last_fault_pods", "lost_pods"):
+            values[name] = tuple(map(str, values.get(name, ())))
         if not isinstance(values.get("last_fault_by"), str | None):
             raise ValueError("last_fault_by is not a pod")
         values["clients"] = tuple(
@@ -328,6 +375,9 @@ class GateStatus:
             Mismatch(**{**_only(Mismatch, m), "kind": MismatchKind(m["kind"])})
             for m in values.get("mismatches", ())
             if m["kind"] in set(MismatchKind)
+        )
+        values["turned_away"] = tuple(
+            TurnedAway(**_only(TurnedAway, each)) for each in values.get("turned_away", ())
         )
         values["throttle"] = ThrottleStatus.from_json(values.get("throttle", _NO_THROTTLE))
         values["turns"] = TurnStatistics(**_only(TurnStatistics, values.get("turns", {})))

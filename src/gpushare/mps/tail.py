@@ -13,6 +13,15 @@ class Tail:
         self._path, self._most = path, most
         self._offset = 0
 
+    @property
+    def position(self) -> int:
+        """Return how far it has been read, in bytes."""
+        return self._offset
+
+    def seek(self, position: int) -> None:
+        """Read from this position on, in bytes."""
+        self._offset = position
+
     def skip(self) -> None:
         """Skip what is written so far."""
         try:

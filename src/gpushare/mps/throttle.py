@@ -74,6 +74,7 @@ class Throttle:
         self._started_at = self._started_at or now
         if now >= self._rescan_at:
             self._rescan_at = now + RESCAN_SECONDS
+            self._pods.thaw_left()
             self._rescan()
         # the MPS host thaws pods while we get no CPU; do not treat running pods as frozen
         if freed := self._pods.let_go():

@@ -1,14 +1,17 @@
-"""Order of turns: pods pay for the time of their turns, and the pod that paid least goes first.
+"""One turn, and the order of turns: pods pay for the time of theirs, and the pod that paid least goes first.
 
 A turn that leads to no client still costs the daemon's time, and the waiting pods pay for it. So a pod may waste a
 few seconds while others wait; after that its turns are cut short and it waits behind them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.backoff import Backoff
+from gpushare.mps.handover import Handover
+from gpushare.mps.identity import is_alive
+from gpushare.mps.starvation import run_delays, starved_seconds
 
 CHARGE_HALF_LIFE_SECONDS: Final = 60.0
 WASTE_HALF_LIFE_SECONDS: Final = 600.0
@@ -23,6 +26,75 @@ WASTED_TURN_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others come next
 MAX_ACCOUNTS: Final = 1024
 _NEGLIGIBLE_SECONDS: Final = 0.01
+# Most time without CPU that does not count towards a turn; a newcomer at a load of 40 needed 5.7 s.
+MAX_STARVED_SECONDS: Final = 5.0
+
+ProcessKey = tuple[int, int | None]  # pid and start time
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn in progress.
+
+    Attributes:
+        waits_since: when the gate began to wait for the tenant.
+        served_seconds: how much of that time the daemon took.
+        step_at: when the process last made progress.
+        delays: CPU waiting time of each of its threads when its turn began.
+        listed: whether the server lists it as a client.
+        handovers: copies of the sockets handed to it, until the server has received its first message.
+        heard_before: number of first messages of it that the server had received before these handovers.
+        server_pid: the server whose ceilings were set for it.
+    """
+
+    process: ProcessKey
+    pod_uid: str | None
+    started: float
+    waits_since: float = 0.0
+    served_seconds: float = 0.0
+    step_at: float = 0.0
+    delays: Mapping[str, float] = field(default_factory=dict)
+    listed: bool = False
+    handovers: list[Handover] = field(default_factory=list)
+    heard_before: int | None = None
+    server_pid: int = 0
+
+    def mute(self, heard: int | None) -> list[Handover]:
+        """Return the handovers whose first message the client has not sent.
+
+        They are sent in the order of the handovers. If the server's log never reports such messages, a living
+        process is assumed to have sent them, and one that has ended not to. A message that was sent but not read
+        yet counts as sent.
+
+        Args:
+            heard: number of first messages of the process in the server's log; None if the log has none at all.
+        """
+        left = [each for each in self.handovers if not each.has_spoken]
+        if heard is None:
+            mute = [] if is_alive(*self.process) else left
+        else:
+            mute = left[max(0, heard - (self.heard_before or 0)) :]
+        return [each for each in mute if not each.is_unread]
+
+    def settle(self) -> None:
+        """Close the copies, because the server has received the client's messages."""
+        for each in self.handovers:
+            each.close()
+        self.handovers.clear()
+
+    @property
+    def starved_seconds(self) -> float:
+        """Return how long its process has waited for a CPU since its turn began, at most MAX_STARVED_SECONDS."""
+        return min(MAX_STARVED_SECONDS, starved_seconds(self.delays, run_delays(self.process[0])))
+
+    def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
+        """Return whether the turn must end if others wait: its time is over, and it made no progress just now.
+
+        Args:
+            starved: seconds in which the process could have run but got no CPU; they do not count.
+        """
+        over = now - self.waits_since - self.served_seconds - allowance_seconds - starved
+        return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
-"""The shipped table of ten programs, in two sessions: sets of different programs, and sets that hold one twice.
+"""The shipped table of ten programs, in two files: sets of different programs, and sets that hold one twice.
 
-Both are files of `gpushare.data`. The figures that documents give of the first are of its file alone.
+Both are of `gpushare.data`; the second is of two sessions. The figures that documents give of the first are of its
+file alone.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ def different_programs() -> Dataset:
 
 @cache
 def complete_table() -> Dataset:
-    """Return both sessions; the runs of the second say so, since progress is relative to a session's own."""
+    """Return all sessions; the runs of the later ones say so, since progress is relative to a session's own."""
     return joined({"": different_programs(), H200_TABLE_TWICE: _read(H200_TABLE_TWICE)})
 
 

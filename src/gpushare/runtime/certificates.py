@@ -1,10 +1,11 @@
-"""A server's certificate: read from files, reloaded without a restart when they change, and its expiry time."""
+"""A server's certificate: read from files, reloaded without a restart when they change, and when it is valid."""
 
 import asyncio
 import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,21 @@ CHECK_SECONDS: Final = 10.0  # kubelet itself takes about a minute to renew a mo
 DIRECTORY_VARIABLE: Final = "GPUSHARE_METRICS_CERTIFICATE"
 _BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _EXPLICIT_VERSION: Final = 0xA0
-_TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # DER's UTCTime and GeneralizedTime
+_UTC_TIME: Final = 0x17  # its years have two digits: 1950 to 2049 (RFC 5280 4.1.2.5.1)
+_TIMES: Final = {_UTC_TIME: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # the other is GeneralizedTime
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Period in which a certificate is valid.
+
+    Attributes:
+        not_before: when it begins, in seconds since 1970.
+        not_after: when it ends, in seconds since 1970.
+    """
+
+    not_before: float
+    not_after: float
 
 
 class Certificate:
@@ -34,7 +49,7 @@ class Certificate:
         is_loaded: there has been a usable pair.
         reloads: how often a new pair was loaded.
         failures: how often loading failed; each state of the files counts once.
-        expires_at: end of the certificate in use, seconds since 1970; None if unknown.
+        validity: when the certificate in use is valid; None if unknown.
     """
 
     def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
@@ -44,14 +59,14 @@ class Certificate:
         self.is_loaded = False
         self.reloads = 0
         self.failures = 0
-        self.expires_at: float | None = None
+        self.validity: Validity | None = None
         self._last_error = ""
         self._seen: tuple[tuple[int, int, int], ...] | None = None
         try:
             self._seen = self._stamp()
             self._load(self.context)
             self.is_loaded = True
-            self.expires_at = _expiry_in(self._pair[0])
+            self.validity = _validity_in(self._pair[0])
         except OSError as error:
             if is_needed:
                 raise
@@ -70,7 +85,7 @@ class Certificate:
             self._load(context)
             self._current = context
             self.is_loaded = True
-            self.expires_at = _expiry_in(self._pair[0])
+            self.validity = _validity_in(self._pair[0])
         except OSError as error:  # includes ssl.SSLError; half-written files are tried again when they change
             self._failed(error)
             return False
@@ -111,30 +126,29 @@ class Certificate:
 
 
 class CertificateCollector(Collector):
-    """Metric with the expiry times of this process's certificates, by use."""
+    """Metrics with the validity of this process's certificates, by use."""
 
     def __init__(self, certificates: Mapping[str, Certificate]) -> None:
         self._certificates = certificates
 
     def collect(self) -> Iterable[Metric]:
-        """Return the family; a certificate with an unknown end is left out."""
-        return [
-            expiry_family(
-                {use: one.expires_at for use, one in self._certificates.items() if one.expires_at is not None}
-            )
-        ]
-
-
-def expiry_family(ends: Mapping[str, float]) -> Metric:
-    """Return the family of certificates' ends, seconds since 1970, by use."""
-    family = GaugeMetricFamily(
-        "gpushare_certificate_expiry_timestamp_seconds",
-        "When the certificate that is in use expires, in seconds since 1970, by what it is for.",
-        labels=["certificate"],
-    )
-    for use, end in ends.items():
-        family.add_metric([use], end)
-    return family
+        """Return the two families; a certificate with an unknown validity is left out of both."""
+        start = GaugeMetricFamily(
+            "gpushare_certificate_not_before_timestamp_seconds",
+            "When the certificate that is in use became valid, in seconds since 1970, by what it is for.",
+            labels=["certificate"],
+        )
+        end = GaugeMetricFamily(
+            "gpushare_certificate_expiry_timestamp_seconds",
+            "When the certificate that is in use expires, in seconds since 1970, by what it is for.",
+            labels=["certificate"],
+        )
+        for use, certificate in self._certificates.items():
+            validity = certificate.validity
+            if validity is not None:
+                start.add_metric([use], validity.not_before)
+                end.add_metric([use], validity.not_after)
+        return [start, end]
 
 
 def metrics_certificate(environment: Mapping[str, str]) -> Certificate | None:
@@ -146,8 +160,8 @@ def metrics_certificate(environment: Mapping[str, str]) -> Certificate | None:
     return Certificate(Path(directory), is_needed=False) if directory else None
 
 
-def expiry_of(pem: str) -> float:
-    """Return when the first certificate of a PEM text expires, in seconds since 1970.
+def validity_of(pem: str) -> Validity:
+    """Return when the first certificate of a PEM text is valid.
 
     Raises:
         ValueError: there is no certificate in it.
@@ -161,10 +175,18 @@ def expiry_of(pem: str) -> float:
         _, signed = next(_values(whole))  # RFC 5280 4.1: tbsCertificate, before its algorithm and signature
         fields = [each for each in _values(signed) if each[0] != _EXPLICIT_VERSION]
         _, validity = fields[3]  # after serial number, algorithm and issuer
-        tag, value = list(_values(validity))[1]
-        return datetime.strptime(value.decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC).timestamp()
+        start, end = _values(validity)
+        return Validity(_seconds(*start), _seconds(*end))
     except (IndexError, KeyError, StopIteration) as error:
         raise ValueError(f"not a certificate: {error}") from None
+
+
+def _seconds(tag: int, value: bytes) -> float:
+    """Return a time of DER in seconds since 1970."""
+    moment = datetime.strptime(value.decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC)
+    if tag == _UTC_TIME and moment.year >= 2050:  # strptime reads 50 to 68 as 2050 to 2068
+        moment = moment.replace(year=moment.year - 100)
+    return moment.timestamp()
 
 
 def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
@@ -179,11 +201,11 @@ def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-def _expiry_in(path: Path) -> float | None:
+def _validity_in(path: Path) -> Validity | None:
     try:
-        return expiry_of(path.read_text())
+        return validity_of(path.read_text())
     except ValueError as error:
-        _log.error("cannot read when %s expires: %s", path, error)
+        _log.error("cannot read when %s is valid: %s", path, error)
         return None
 
 

@@ -27,6 +27,21 @@ def is_asked_to_end(error: BaseException) -> bool:
     return task is None or task.cancelling() > 0
 
 
+def end_if_asked() -> None:
+    """End the running task if it has been asked to, though what it awaited last went on as if it had not.
+
+    Libraries lose a cancellation that comes in the turn of the event loop in which what they wait for comes too:
+    `wait_for` of Python 3.11 does (its bug tracker, gh-86296), and with it the stop of a gRPC server. A loop that
+    awaits such a thing calls this after it; else it goes on for ever, and so does whoever waits for its end.
+
+    Raises:
+        asyncio.CancelledError: the task has been asked to end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def without_end(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
     """Run work that only a cancellation of this task may end.
 

@@ -76,7 +76,9 @@ def xu_random_forest(truth: Truth, seed: int) -> Pairing:
     try:
         from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415 - an extra, needed by this policy alone
     except ImportError:
-        raise SimulationError('policy xu needs scikit-learn: install "gpushare[fit]"') from None
+        raise SimulationError(
+            'policy xu needs scikit-learn: pip install ".[fit]" in gpushare\'s repository'
+        ) from None
     pairs = truth.measured_pairs()
     _require_pairs(len(pairs))
     rows = np.array([_both(truth, one, other) for one, other, _ in pairs])

@@ -43,7 +43,9 @@ class GavelPairs:
             from scipy.optimize import linprog  # noqa: PLC0415 - an extra, needed by this policy alone
             from scipy.sparse import csr_matrix, hstack, vstack  # noqa: PLC0415
         except ImportError:
-            raise SimulationError('policy gavel needs scipy: install "gpushare[fit]"') from None
+            raise SimulationError(
+                'policy gavel needs scipy: pip install ".[fit]" in gpushare\'s repository'
+            ) from None
         # Jobs of one kind have equal rates in the optimum, so the linear program is over workloads, not jobs.
         kinds = sorted({cluster.jobs[job].workload for job in active})
         counts = np.array(

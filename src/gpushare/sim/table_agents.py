@@ -1,9 +1,9 @@
 """What agents and the operator know of the table's programs: only what was read where somebody ran.
 
 The live code concludes everything that is concluded from counters: signatures and grown cap curves
-(`core.control.NodeSignatures`, `taken`), inference (`core.control.inferred`), drift (`DriftWatch`), the model's
-part of inference (`ModelAnswer`), and whose turn it is to be read (`next_reading`). This module only draws the
-counters' noise and keeps the time of what the agent does asynchronously.
+(`core.control.NodeSignatures`, `choose_signature`), inference (`core.control.inferred`), drift (`DriftWatch`), the
+model's part of inference (`ModelAnswer`), and whose turn it is to be read (`next_reading`). This module only draws
+the counters' noise and keeps the time of what the agent does asynchronously.
 """
 
 import math
@@ -24,11 +24,11 @@ from gpushare.core.control import (
     ReadingTenant,
     SharingTenant,
     SoloSignature,
+    choose_signature,
     inferred,
     is_asleep,
     next_reading,
     next_turn,
-    taken,
 )
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.placement import KnownWorkload, known_of
@@ -130,7 +130,7 @@ class ProgramShares:
         self._coming = [each for each in self._coming if each[0] > now + 1e-9]
         for _, workload, found in due:
             before = self.kept.get(workload)
-            kept = taken(before, [found], GpuShareSpec(), is_one_kind=True, now=f"{now:.0f}")
+            kept = choose_signature(before, [found], GpuShareSpec(), is_one_kind=True, now=f"{now:.0f}")
             if kept is not None and kept != before:
                 self.kept[workload] = kept
                 self.version += 1
@@ -194,6 +194,8 @@ class GpuAgent:
         reading: the reading under way.
         look_at: when to look again for somebody to read.
         learns_at: when to learn again from a tenant that is alone.
+        predicted_errors: of the predictions by which the last window's progress was inferred, by uid.
+        read_at: when the last reading ended.
     """
 
     shares: ProgramShares
@@ -206,6 +208,8 @@ class GpuAgent:
     reading: TableReading | None = None
     look_at: float = math.inf
     learns_at: float = math.inf
+    predicted_errors: dict[str, float | None] = field(default_factory=dict)
+    read_at: float = -math.inf
     _present: tuple[SeenPod, ...] = ()
     _alone_since: float = 0.0
     _learnt_until: float = 0.0
@@ -280,11 +284,13 @@ class GpuAgent:
         done, self.reading = self.reading, None
         if done is None:
             return
+        self.read_at = now
         self.record.ended(done.pod.uid, min(READING_SECONDS, now - done.begins), done.stopped, now)
         self.look_at = now
         whom = next((each for each in self._present if each.pod == done.pod), None)
         if counters is None or whom is None:
             return
+        self.record.succeeded(done.pod.uid)
         is_new = self.signatures.of(done.pod, self.model) is None
         self._learn(whom, counters, READ_SECONDS, is_reading=True)
         if is_new and self.signatures.of(done.pod, self.model) is not None:
@@ -342,6 +348,10 @@ class GpuAgent:
         priors: Sequence[Prior | None] = [None] * len(working)
         if len(known) == len(working) > 1:
             priors = self._priors(working, known)
+        self.predicted_errors = {
+            each.pod.uid: None if prior is None else prior.error
+            for each, prior in zip(working, priors, strict=True)
+        }
         sharing = [
             SharingTenant(phase, each.threads, prior, each.duty)
             for phase, each, prior in zip(phases, working, priors, strict=True)

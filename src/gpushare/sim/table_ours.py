@@ -358,6 +358,7 @@ class LiveOnTable:
         if actions.retract is not None:
             self._asks[gpu] = int(actions.retract), actions.retract_why
         is_busy = bool(duties or actions.broken or actions.retract) or self._is_suspicious(watched)
+        is_busy = is_busy or self._awaits_reports(sight)
         if len(tenants) < 2 or (not is_busy and now >= sight.since_seconds + 3 * WINDOW_SECONDS):
             sight.window_seconds = WINDOW_SECONDS
             sight.next_seconds = sight.passing_until if len(tenants) > 1 else math.inf
@@ -433,6 +434,10 @@ class LiveOnTable:
             effects = effects_of(learned, self.gpu_model)
             self._current[workload] = replace(self.profiles[workload], effects=effects)
         return self._current[workload]
+
+    def _awaits_reports(self, _sight: TableSight) -> bool:
+        """Return whether a job's own rate is about to be known; here none reports one."""
+        return False
 
     def _is_suspicious(self, watched: tuple[WatchedTenant, ...]) -> bool:
         """Return whether another window like this one would show a broken promise or a missed target."""

@@ -13,6 +13,7 @@ from gpushare.core.gpu import (
     GpuProcess,
     GpuSample,
     Health,
+    check_driver,
 )
 from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.gpus import SM_CLOCKS
@@ -20,6 +21,8 @@ from gpushare.twin.mps.state import MODE_FILE, TwinState, state_path, state_read
 
 MIN_WINDOW_SECONDS: Final = 0.1  # GPM's own minimum (docs/facts.md 21)
 _LOST: Final = "GPU is lost"  # as NVML says it
+_UNREADABLE: Final = "Insufficient Permissions"  # as NVML says it
+_DRIVER: Final = "580.159.04"  # with which the twin's behaviour was measured (docs/facts.md)
 STALE_SECONDS: Final = 5.0  # a twin writes every second or faster; an old file is no measurement
 
 
@@ -32,6 +35,26 @@ def lost_mark(directory: Path, uuid: str) -> Path:
     return GpuDirectory.of(directory, uuid).path / "twin-lost"
 
 
+def unreadable_mark(directory: Path, uuid: str) -> Path:
+    """Return the file with which whoever plays the hardware makes a GPU unreadable, for as long as it exists.
+
+    The driver counts such a GPU.
+
+    Args:
+        directory: the node's gpushare directory.
+    """
+    return GpuDirectory.of(directory, uuid).path / "twin-unreadable"
+
+
+def driver_file(directory: Path) -> Path:
+    """Return the file with which whoever plays the hardware gives the node a driver of another version.
+
+    Args:
+        directory: the node's gpushare directory.
+    """
+    return directory / "twin-driver"
+
+
 class SimulatedDevices:
     """Devices of a node without real GPUs.
 
@@ -39,9 +62,15 @@ class SimulatedDevices:
         gpus: from `gpushare.twin.gpus.parse_simulated`.
         directory: the node's gpushare directory, where the twins write.
         clock: monotonic seconds.
+
+    Raises:
+        DevicesError: the driver is too old.
     """
 
     def __init__(self, gpus: tuple[GpuInfo, ...], directory: Path, clock: Callable[[], float]) -> None:
+        played = driver_file(directory)
+        self._driver = played.read_text().strip() if played.exists() else _DRIVER
+        check_driver(self._driver)
         self._gpus = gpus
         self._directory = directory
         self._clock = clock
@@ -54,12 +83,19 @@ class SimulatedDevices:
         self._counted: dict[str, tuple[int, Mapping[str, float]]] = {}
 
     def list(self) -> tuple[GpuInfo, ...]:
-        """Return the simulated GPUs."""
-        return self._gpus
+        """Return the simulated GPUs that can be read."""
+        left_out = self.left_out()
+        return tuple(gpu for gpu in self._gpus if gpu.index not in left_out)
+
+    def left_out(self) -> dict[int, str]:
+        """Return those that cannot be read."""
+        return {
+            gpu.index: _UNREADABLE for gpu in self._gpus if unreadable_mark(self._directory, gpu.uuid).exists()
+        }
 
     def driver_version(self) -> str | None:
-        """Return None: there is no driver."""
-        return None
+        """Return the version of the driver that is played."""
+        return self._driver
 
     def health(self, uuid: str) -> GpuHealth:
         """Return Healthy unless the GPU fell off the bus; the gate reports the faults of its MPS server."""

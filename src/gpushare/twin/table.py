@@ -20,7 +20,7 @@ _LEAST: Final = 1e-3  # a tenant that made no progress in its whole window still
 
 @cache
 def table() -> MeasuredSets:
-    """Read both sessions of the shipped table, once."""
+    """Read both files of the shipped table, once."""
     windows: list[MeasuredWindow] = []
     for name, session in ((H200_TABLE, ""), (H200_TABLE_TWICE, H200_TABLE_TWICE)):
         lines = (files("gpushare.data") / name).read_text().splitlines()
@@ -47,9 +47,8 @@ def workload_named(name: str) -> SimulatedWorkload:
 class TableProgress:
     """A `ProgressModel`: measured progress where the table holds the set, another model's elsewhere.
 
-    The table holds sets of at most four programs, on an H200, and those that hold a program twice once they were
-    measured. One that is frozen is in no set: the others run as in the set without it, which makes a throttle the
-    exact mixture of both.
+    The table holds every set of at most four tenants that its programs can form, on an H200. One that is frozen is
+    in no set: the others run as in the set without it, which makes a throttle the exact mixture of both.
 
     Args:
         otherwise: for sets that the table lacks.

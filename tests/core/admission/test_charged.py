@@ -296,6 +296,20 @@ def test_processes_are_judged_by_the_class_of_the_gpushare_or_the_default(source
     assert "too many for 25%" in refused(document), "of class throughput"
 
 
+@pytest.mark.parametrize(("job_class", "wrong", "right"), [("latency", "rate>20", "p99<50ms")])
+def test_a_target_is_judged_by_the_class_of_the_gpushare(job_class: str, wrong: str, right: str) -> None:
+    share = GpuShare.from_object({"metadata": {"name": "s", "namespace": "n"}, "spec": {"class": job_class}})
+    source = {names.FRACTION: "0.25", names.SLO_QUERY: "up"}
+    assert f'"{wrong}" is for class throughput, and this pod is of class latency' in refused(
+        pod({**source, names.SLO: wrong}), knows(share)
+    )
+    accepted = pod({**source, names.SLO: right})
+    assert check_pod(apply(accepted, patched(accepted, POLICY, knows(share))), knows(share)) is None
+    by_default = pod({**source, names.SLO: wrong})
+    assert check_pod(apply(by_default, patched(by_default, POLICY, NOTHING_KNOWN)), NOTHING_KNOWN) is None
+    assert f'"{right}" is for class latency' in refused(pod({**source, names.SLO: right}))
+
+
 def test_processes_are_judged_by_the_share_that_is_charged() -> None:
     """Isolation gives them a whole GPU, and memory a larger cap, also where a replica does not know either."""
     meta = {"name": "s", "namespace": "n"}

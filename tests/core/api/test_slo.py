@@ -1,4 +1,4 @@
-"""A pod's own latency target: what is accepted, and the sentence that each refusal gets."""
+"""A pod's own target: what is accepted, and the sentence that each refusal gets."""
 
 import re
 
@@ -6,13 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.api import PodSeries, PrometheusQuery, Rejection, Slo, in_time, names, parse_request, parse_slo
-from gpushare.core.api.slo import LONGEST_QUERY, LONGEST_TARGET_SECONDS
+from gpushare.core.api import (
+    PodSeries,
+    PrometheusQuery,
+    RateSlo,
+    Rejection,
+    Slo,
+    in_time,
+    names,
+    parse_request,
+    parse_slo,
+)
+from gpushare.core.api.slo import HIGHEST_RATE, LONGEST_QUERY, LONGEST_TARGET_SECONDS
 
 SOURCE = "port=8080,path=/metrics,series=request_seconds"
 
 
-def slo(target: str = "p99<50ms", source: str | None = SOURCE, query: str | None = None) -> Slo | Rejection | None:
+def slo(
+    target: str = "p99<50ms", source: str | None = SOURCE, query: str | None = None
+) -> Slo | RateSlo | Rejection | None:
     given_ = {names.SLO: target, names.SLO_FROM: source, names.SLO_QUERY: query}
     return parse_slo({key: value for key, value in given_.items() if value is not None})
 
@@ -130,7 +142,61 @@ def test_a_target_and_its_source_come_together() -> None:
         assert f"a source without a target; add {names.SLO}" in str(parse_slo({lone: "x"}))
 
 
-def test_only_class_latency_has_a_target() -> None:
+@pytest.mark.parametrize(
+    ("target", "per_second"), [("rate>20", 20.0), ("rate>0.05", 0.05), ("rate>1000000000", 1e9), ("rate>007", 7.0)]
+)
+def test_a_rate_is_counts_a_second(target: str, per_second: float) -> None:
+    found = slo(target, "port=9100,series=steps,match=rank:0")
+    assert isinstance(found, RateSlo)
+    assert found.target_per_second == per_second
+    assert found.source == PodSeries(9100, "steps", labels=(("rank", "0"),))
+    asked = slo(target, None, query='rate(steps_total{pod="$pod"}[1m])')
+    assert isinstance(asked, RateSlo)
+    assert isinstance(asked.source, PrometheusQuery)
+    assert slo(str(found)) == RateSlo(per_second, PodSeries(8080, "request_seconds"))
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("rate>0", "is not a rate above 0"),
+        ("rate>0.0", "is not a rate above 0"),
+        ("rate>1000000001", f"is not a rate above 0 and of at most {HIGHEST_RATE:.0f} a second"),
+        ("rate<20", "is not a target"),
+        ("rate>=20", "is not a target"),
+        ("rate>-1", "is not a target"),
+        ("rate>1e3", "is not a target"),
+        ("rate>20/s", "is not a target"),
+        ("rate>٢", "is not a target"),
+        ("rate> 20", "is not a target"),
+    ],
+)
+def test_a_wrong_rate_is_refused_in_a_sentence(target: str, why: str) -> None:
+    refusal = slo(target, "port=9100,series=steps")
+    assert isinstance(refusal, Rejection)
+    assert str(refusal).startswith(f'annotation {names.SLO}: "{target}" {why}')
+    assert "\n" not in str(refusal)
+
+
+def test_a_counter_has_no_unit() -> None:
+    refusal = slo("rate>20", "port=9100,series=steps,unit=ms")
+    assert isinstance(refusal, Rejection)
+    assert str(refusal).startswith(f"annotation {names.SLO_FROM}: ")
+    assert "names a unit, which the counter of a rate does not have" in str(refusal)
+    assert "unit (s or ms)" not in str(refusal), "what is refused is not offered"
+    assert "series=steps_total" in str(refusal)
+
+
+def test_a_rate_is_for_class_throughput() -> None:
+    ours = {names.FRACTION: "0.25", names.SLO: "rate>20", names.SLO_FROM: "port=9100,series=steps"}
+    assert not isinstance(parse_request({**ours, names.CLASS: "throughput"}), Rejection)
+    assert not isinstance(parse_request(ours), Rejection)  # the GpuShare or the chart says the class
+    refusal = str(parse_request({**ours, names.CLASS: "latency"}))
+    assert refusal.startswith(f'annotation {names.SLO}: "rate>20" is for class throughput, and this pod is of')
+    assert "p99<50ms" in refusal
+
+
+def test_only_class_latency_has_a_latency_target() -> None:
     ours = {names.FRACTION: "0.25", names.SLO: "p99<50ms", names.SLO_FROM: SOURCE}
     latency = parse_request({**ours, names.CLASS: "latency"})
     assert not isinstance(latency, Rejection)

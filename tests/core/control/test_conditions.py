@@ -3,8 +3,8 @@
 import pytest
 
 from gpushare.core.api import ConditionStatus, PodSeries, Slo, TenantSlo
-from gpushare.core.control import RequestCounts, SloReason, SloRecord, read_slo
-from gpushare.core.control.conditions import slo_met
+from gpushare.core.control import RequestCounts, SloReason, SloRecord, read_target
+from gpushare.core.control.conditions import slo_met, why_unknown
 
 UNKNOWN = ConditionStatus.UNKNOWN
 
@@ -17,12 +17,12 @@ def test_readings_of_an_undecided_pod_change_no_word_of_it():
     slo, record, total, slow, seen = Slo(0.99, 0.05, PodSeries(80, "x")), SloRecord(), 0, 0, set()
     for number in range(60):
         total, slow = total + 100 + number, slow + 2
-        record = read_slo(record, RequestCounts((0.05, 0.1), (total - slow, total), total), 5.0 * number, slo)
+        record = read_target(record, RequestCounts((0.05, 0.1), (total - slow, total), total), 5.0 * number, slo)
         seen.add(slo_met({"web": tenant(record.reason.value, record.detail)}))
     assert record.met is UNKNOWN
     assert [(each.reason, each.message) for each in sorted(seen, key=lambda each: each.reason, reverse=True)] == [
-        ("Starting", "web: too few windows of its requests were read so far"),
-        ("Borderline", "web: its requests take about as long as the target allows, so that chance decides"),
+        ("Starting", "web: too few windows were read so far"),
+        ("Borderline", "web: it is about at its target, so that chance decides"),
     ]
 
 
@@ -33,6 +33,7 @@ def test_each_reason_has_a_sentence_without_the_readings_figures(reason):
     assert (condition.status, condition.reason) == (UNKNOWN, reason.value)
     assert condition.message.startswith("web: ")
     assert "GpuNode" not in condition.message
+    assert why_unknown(tenant(reason.value)) == (reason.value, condition.message.removeprefix("web: "))
 
 
 def test_what_another_version_of_the_agent_says_and_what_nobody_says():

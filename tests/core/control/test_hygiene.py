@@ -1,6 +1,7 @@
 """Pods in trouble: how they are found, and which one is replaced now."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,9 @@ from gpushare.core.control import (
     ReplacementAsk,
     Replacements,
     Resident,
-    counted,
+    count_replacement,
     plan_replacement,
-    remembered,
+    recent_replacements,
 )
 from gpushare.core.control.hygiene import FAULT_SECONDS, FORGOTTEN_SECONDS, PAUSE, QUARANTINE_SECONDS
 from gpushare.core.control.retraction import SILENT_SECONDS
@@ -95,6 +96,24 @@ def test_faults_from_before_the_agent_and_of_a_gate_that_began_anew_are_none():
     assert not looked((0.0, fault(3)), (6.0, fault(0))).is_quarantined(6.0)
 
 
+def test_pods_that_a_fault_from_before_the_agent_left_without_a_process_are_lost_too():
+    """Before: a fault while no agent ran, or two minutes before one started, left no trouble behind."""
+    look = HygieneLook(BOTH, frozenset(), faults=4, lost_pods=frozenset({"a", "elsewhere"}))
+    watch = looked((0.0, HygieneLook(frozenset(), faults=4, lost_pods=look.lost_pods)), (10.0, look), (20.0, look))
+    assert watch.lost(10.0 + FAULT_SECONDS - 1) == frozenset()
+    assert watch.lost(10.0 + FAULT_SECONDS) == {"a"}
+    back = replace(look, connected=frozenset({"a"}), lost_pods=frozenset())
+    assert watch.after(back, 30.0).after(look, 31.0).lost(31.0 + FAULT_SECONDS - 1) == frozenset()
+
+
+def test_a_fault_from_before_the_agent_quarantines_its_gpu_for_the_rest_of_ten_minutes():
+    watch = looked((5.0, replace(fault(3), fault_age_seconds=60.0)), (6.0, fault(3)))
+    assert watch.is_quarantined(QUARANTINE_SECONDS - 56.0)
+    assert not watch.is_quarantined(QUARANTINE_SECONDS - 55.0)
+    for age in (-5.0, None):  # the node's clock was set; never a fault
+        assert not looked((5.0, replace(fault(3), fault_age_seconds=age))).is_quarantined(5.0)
+
+
 def test_a_client_list_from_before_the_fault_was_noticed_does_not_end_the_trouble():
     watch = looked((0.0, fault(0, "a")), (1.0, fault(1, "a")), (2.0, fault(1)))
     assert watch.lost(1.0 + FAULT_SECONDS) == BOTH
@@ -142,6 +161,7 @@ def test_a_pod_in_trouble_is_evicted():
     ("asked", "residents", "done", "why"),
     [
         (ask(), [resident(replaceable=False)], Replacements(), "no controller"),
+        (ask(), [resident(is_last_try=True)], Replacements(), "its Job has no retry left"),
         (ask(is_confirmed=False), [resident()], Replacements(), "has not written"),
         (ask(), [resident(), resident("b", leaving=True)], Replacements(), "a pod leaves its GPU"),
         (ask(), [resident()], Replacements(last_left={"G": NOW - 59}), "left it moments ago"),
@@ -155,6 +175,15 @@ def test_why_one_stays(asked, residents, done, why):
     found = plan([asked], residents, done)
     assert found.evict is None
     assert why in {**found.waiting, **found.never}["a"]
+
+
+@pytest.mark.parametrize(
+    ("evicted", "why"),
+    [({"x": NOW - 1}, "1 pod was evicted within a minute"), ({"x": NOW, "y": NOW}, "2 pods were evicted within")],
+)
+def test_the_rate_is_named_in_words(evicted, why):
+    """Before: "1 pods were evicted within a minute"."""
+    assert plan([ask()], [resident()], Replacements(evicted=evicted), per_minute=1).waiting["a"].startswith(why)
 
 
 def test_a_clock_that_was_set_back_does_not_keep_a_gpu_calm():
@@ -183,12 +212,12 @@ def test_a_group_in_trouble_again_and_again_is_replaced_ever_more_rarely():
             plan([ask()], [resident()], Replacements({} if done is None else {"shop/a": done}), now).evict is None
         ):
             now += 10.0
-        done = counted(done, now)
+        done = count_replacement(done, now)
         at.append(now)
         now += 10.0
     pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
     assert pauses == [PAUSE.first_seconds, 2 * PAUSE.first_seconds, 4 * PAUSE.first_seconds]
-    assert counted(done, now + FORGOTTEN_SECONDS)[0] == 1
+    assert count_replacement(done, now + FORGOTTEN_SECONDS)[0] == 1
 
 
 uids = st.sampled_from(["a", "b", "c"])
@@ -214,4 +243,4 @@ def test_at_most_one_within_the_rate_and_only_who_may(asks, residents, evicted, 
 
 def test_replacements_are_remembered_for_a_day_by_a_clock_that_may_be_set_back():
     of_share = {"a": (1, NOW - FORGOTTEN_SECONDS), "b": (2, NOW - FORGOTTEN_SECONDS + 1), "c": (3, NOW + 60.0)}
-    assert remembered(of_share, NOW) == {"b": (2, NOW - FORGOTTEN_SECONDS + 1)}
+    assert recent_replacements(of_share, NOW) == {"b": (2, NOW - FORGOTTEN_SECONDS + 1)}

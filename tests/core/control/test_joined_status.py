@@ -21,7 +21,7 @@ from gpushare.core.api import (
     WorkloadSignature,
     names,
 )
-from gpushare.core.control import Fares, OperatorSettings, status_of
+from gpushare.core.control import OperatorSettings, PodReport, status_of
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100"
 NOW = "2026-11-28T12:00:00Z"
@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self) -> None:
         self.index = ShareIndex(joined=SETTINGS.joined)
         self.pods: dict[str, list[PodView]] = {}
-        self.fares: dict[str, Fares] = {}
+        self.pod_reports: dict[str, PodReport] = {}
         for namespace in "abc":
             self.index.put(
                 GpuShare.from_object({"metadata": {"namespace": namespace, "name": "s", "uid": namespace}})
@@ -50,7 +50,7 @@ class Cluster:
         annotations = {names.FRACTION: "auto", names.WORKLOAD: workload}
         if is_placed:
             annotations |= Decision(("GPU-1",), 50, 8192, NOW).to_annotations()
-            self.fares[namespace] = Fares(gpu_model=gpu_model)
+            self.pod_reports[namespace] = PodReport(gpu_model=gpu_model)
         metadata = {"namespace": namespace, "name": "p", "uid": namespace, "annotations": annotations}
         self.pods[namespace] = [PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1"}})]
 
@@ -69,12 +69,14 @@ class Cluster:
 
     def reported(self, **profiles: WorkloadSignature) -> None:
         for namespace, profile in profiles.items():
-            self.fares[namespace] = replace(self.fares[namespace], profile=profile)
+            self.pod_reports[namespace] = replace(self.pod_reports[namespace], profile=profile)
 
     def update(self, order: str = "abc", rounds: int = 3) -> None:
         for namespace in order * rounds:
             share = self.share(namespace)
-            status = status_of(share, self.pods[namespace], self.fares, SETTINGS, NOW, joined=self.index.joined)
+            status = status_of(
+                share, self.pods[namespace], self.pod_reports, SETTINGS, NOW, joined=self.index.joined
+            )
             self.index.put(replace(share, status=status))
 
     @property
@@ -112,7 +114,7 @@ def test_it_takes_none_of_a_gpu_model_that_it_has_no_pod_on(cluster: Cluster) ->
     """A GpuShare keeps one profile: with that of another model it would never get one of its own."""
     cluster.put("a", SIGNATURE)
     cluster.place("b", is_placed=False)
-    cluster.fares.pop("b")
+    cluster.pod_reports.pop("b")
     cluster.update()
     assert cluster.profiles["b"] is None
     cluster.place("b", A100)

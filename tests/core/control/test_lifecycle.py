@@ -31,13 +31,13 @@ from gpushare.core.api.slo import TenantSlo
 from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import BROKEN, OVERLAPPING, PROFILED, PROMISE_KEPT, READY, SLO_MET
 from gpushare.core.control.lifecycle import (
-    Fares,
     OperatorSettings,
+    PodReport,
     Situation,
     Standing,
     differs_only_in_figures,
-    fares_of,
     next_phase,
+    pod_reports_of,
     reports_only_figures,
     status_of,
     transitions,
@@ -93,8 +93,12 @@ def pod_metadata() -> Json:
 
 def test_a_placed_group() -> None:
     pods = [facts("b"), facts("a"), facts("c", placed=False), facts("d", phase="Succeeded")]
-    fares = {"uid-a": Fares(0.8, 1.25), "uid-b": Fares(0.15, 6.7), "uid-elsewhere": Fares(0.1, 10.0)}
-    status = status_of(SHARE, pods, fares, SETTINGS, NOW)
+    pod_reports = {
+        "uid-a": PodReport(0.8, 1.25),
+        "uid-b": PodReport(0.15, 6.7),
+        "uid-elsewhere": PodReport(0.1, 10.0),
+    }
+    status = status_of(SHARE, pods, pod_reports, SETTINGS, NOW)
     assert status.phase is Phase.SHARING
     assert status.observed_generation == 3
     assert status.observed == Observed(0.15, 6.7)
@@ -144,7 +148,7 @@ def test_the_profile_is_kept_and_the_tolerance_is_the_specs() -> None:
             "status": {"profile": {"gpuModel": "NVIDIA H200"}, "recommendedFraction": "0.2"},
         }
     )
-    status = status_of(share, [facts("a")], {"uid-a": Fares(0.5, 2.0)}, SETTINGS, NOW)
+    status = status_of(share, [facts("a")], {"uid-a": PodReport(0.5, 2.0)}, SETTINGS, NOW)
     assert status.profile == WorkloadSignature(gpu_model="NVIDIA H200")
     assert status.recommended_fraction == "0.2"
     assert condition(status, PROFILED).status is ConditionStatus.TRUE
@@ -175,8 +179,8 @@ def test_a_promise_on_another_gpu_model_is_the_agents() -> None:
 
     def reported(model: str, promise: float | None) -> GpuShareStatus:
         tenant = TenantStatus("uid-a", progress_ratio=0.3, progress_error_ratio=0.03, promise_ratio=promise)
-        fares = fares_of([GpuNodeStatus(gpus=(GpuStatus("GPU-1", model=model, tenants=(tenant,)),))])
-        return status_of(share, [facts("a")], fares, SETTINGS, NOW)
+        pod_reports = pod_reports_of([GpuNodeStatus(gpus=(GpuStatus("GPU-1", model=model, tenants=(tenant,)),))])
+        return status_of(share, [facts("a")], pod_reports, SETTINGS, NOW)
 
     kept = reported("NVIDIA L4", 0.28)
     assert kept.promise_ratio == kept.placements[0].promise_ratio == 0.28
@@ -190,8 +194,8 @@ def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> N
     status = GpuShareStatus()
     told = []
     for progress, throttle in [(0.2, None), (0.15, None), (0.1, None), (0.15, None), (0.17, 0.4), (0.15, 0.4)]:
-        fares = {"uid-a": Fares(progress, 1 / progress, None, 0.03, throttle)}
-        new = status_of(replace(SHARE, status=status), [facts("a")], fares, SETTINGS, NOW)
+        pod_reports = {"uid-a": PodReport(progress, 1 / progress, None, 0.03, throttle)}
+        new = status_of(replace(SHARE, status=status), [facts("a")], pod_reports, SETTINGS, NOW)
         told += [reason for reason, _ in transitions(status, new) if reason != "Sharing"]
         told.append(condition(new, PROMISE_KEPT).status.value)
         status = new
@@ -207,12 +211,12 @@ def test_each_promise_is_broken_and_kept_again_by_itself() -> None:
     """Pods within their error were never broken, whoever beside them in the GpuShare was."""
     pods, status, told = [facts("a"), facts("b"), facts("c")], GpuShareStatus(), []
     for a in (0.2, 0.1, 0.15, 0.2):
-        fares = {"uid-a": Fares(a, None, None, 0.03)} | {
-            uid: Fares(0.15, None, None, 0.03) for uid in ("uid-b", "uid-c")
+        pod_reports = {"uid-a": PodReport(a, None, None, 0.03)} | {
+            uid: PodReport(0.15, None, None, 0.03) for uid in ("uid-b", "uid-c")
         }
         status = from_json(
             GpuShareStatus,
-            to_json(status_of(replace(SHARE, status=status), pods, fares, SETTINGS, NOW)),
+            to_json(status_of(replace(SHARE, status=status), pods, pod_reports, SETTINGS, NOW)),
         )
         one = condition(status, PROMISE_KEPT)
         told.append((one.status.value, one.message.count("makes less"), status.placements[0].is_promise_broken))
@@ -230,9 +234,9 @@ def test_latency_targets_have_a_condition_of_their_own() -> None:
     dead = slo(ConditionStatus.UNKNOWN, "Unreachable", "port 80 of the pod cannot be read")
 
     def met(a: TenantSlo | None, b: TenantSlo | None, before: GpuShareStatus | None = None) -> GpuShareStatus:
-        fares = {"uid-a": Fares(slo=a), "uid-b": Fares(slo=b)}
+        pod_reports = {"uid-a": PodReport(slo=a), "uid-b": PodReport(slo=b)}
         share = SHARE if before is None else replace(SHARE, status=before)
-        return status_of(share, pods, fares, SETTINGS, NOW)
+        return status_of(share, pods, pod_reports, SETTINGS, NOW)
 
     assert condition(met(good, good), SLO_MET).status is ConditionStatus.TRUE
     missed = condition(met(dead, bad), SLO_MET)
@@ -270,16 +274,16 @@ def test_the_target_is_what_the_node_reports() -> None:
     tenant = TenantStatus("uid-a", slo=slo(ConditionStatus.FALSE, "Missed"))
     node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=(tenant,)),))
     again = from_json(GpuNodeStatus, to_json(node))
-    assert fares_of([again])["uid-a"].slo == tenant.slo
+    assert pod_reports_of([again])["uid-a"].slo == tenant.slo
 
 
 def test_many_broken_promises_name_the_first() -> None:
     pods = [facts(name) for name in "abcde"]
-    fares = {pod.uid: Fares(0.01, 100.0, throttle_ratio=0.5) for pod in pods}
-    message = condition(status_of(SHARE, pods, fares, SETTINGS, NOW), PROMISE_KEPT).message
+    pod_reports = {pod.uid: PodReport(0.01, 100.0, throttle_ratio=0.5) for pod in pods}
+    message = condition(status_of(SHARE, pods, pod_reports, SETTINGS, NOW), PROMISE_KEPT).message
     assert message.count("makes less") == 3
     assert message.count("and 2 more") == 2
-    unknown = {pod.uid: Fares(throttle_ratio=0.5) for pod in pods}
+    unknown = {pod.uid: PodReport(throttle_ratio=0.5) for pod in pods}
     found = condition(status_of(SHARE, pods, unknown, SETTINGS, NOW), PROMISE_KEPT)
     assert (found.status, "kept stopped" in found.message) == (ConditionStatus.UNKNOWN, True)
 
@@ -302,11 +306,11 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
 
 
 def test_figures_alone_can_wait() -> None:
-    one = status_of(SHARE, [facts("a")], {"uid-a": Fares(0.9, 1.1)}, SETTINGS, NOW)
-    other = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": Fares(0.8, 1.2)}, SETTINGS, NOW)
+    one = status_of(SHARE, [facts("a")], {"uid-a": PodReport(0.9, 1.1)}, SETTINGS, NOW)
+    other = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": PodReport(0.8, 1.2)}, SETTINGS, NOW)
     assert one != other
     assert differs_only_in_figures(one, other)
-    broken = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": Fares(0.1, 9.0)}, SETTINGS, NOW)
+    broken = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": PodReport(0.1, 9.0)}, SETTINGS, NOW)
     assert not differs_only_in_figures(one, broken), "a promise broken is told at once"
 
 
@@ -319,8 +323,8 @@ TARGETS = st.none() | st.builds(
     target=st.just("p99<50ms"),
     measured_seconds=st.none() | st.sampled_from([0.04, 0.092]),
 )
-FARES = st.builds(
-    Fares,
+POD_REPORTS = st.builds(
+    PodReport,
     progress_ratio=RATIOS,
     slowdown_ratio=RATIOS,
     error_ratio=st.none() | st.sampled_from([0.0, 0.05]),
@@ -330,8 +334,10 @@ FARES = st.builds(
 )
 
 
-@given(FARES, FARES, FARES)
-def test_reports_of_figures_alone_change_nothing_but_figures(first: Fares, one: Fares, other: Fares) -> None:
+@given(POD_REPORTS, POD_REPORTS, POD_REPORTS)
+def test_reports_of_figures_alone_change_nothing_but_figures(
+    first: PodReport, one: PodReport, other: PodReport
+) -> None:
     pod = facts("a", **{names.SLO: "p99<50ms"})
     before = status_of(SHARE, [pod], {pod.uid: first}, SETTINGS, NOW)
     share = replace(SHARE, status=before)
@@ -340,7 +346,7 @@ def test_reports_of_figures_alone_change_nothing_but_figures(first: Fares, one: 
 
 
 def test_reports_say_when_they_matter() -> None:
-    kept = Fares(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
+    kept = PodReport(0.9, 1.1, error_ratio=0.05, promise_ratio=0.6)
     assert reports_only_figures(kept, replace(kept, progress_ratio=0.7, slowdown_ratio=1.4, promise_ratio=0.59))
     for change in (
         {"progress_ratio": 0.57},
@@ -359,14 +365,14 @@ def test_events_are_told_once() -> None:
     empty = GpuShareStatus()
     placed = status_of(SHARE, [facts("a")], {}, SETTINGS, NOW)
     assert transitions(empty, placed) == (("Sharing", "phase was Pending, is Sharing"),)
-    slow = status_of(replace(SHARE, status=placed), [facts("a")], {"uid-a": Fares(0.1, 10.0)}, SETTINGS, NOW)
+    slow = status_of(replace(SHARE, status=placed), [facts("a")], {"uid-a": PodReport(0.1, 10.0)}, SETTINGS, NOW)
     assert transitions(placed, slow) == (
         (BROKEN, "a makes less than the 0.17 of running alone that it may count on"),
     )
     assert transitions(slow, slow) == ()
 
 
-def test_fares_are_the_worst_over_a_pods_gpus() -> None:
+def test_a_pods_report_is_the_worst_over_its_gpus() -> None:
     def gpu(*tenants: TenantStatus) -> GpuStatus:
         return GpuStatus(uuid="g", tenants=tenants)
 
@@ -377,9 +383,9 @@ def test_fares_are_the_worst_over_a_pods_gpus() -> None:
         GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.9, slowdown_ratio=1.1), TenantStatus("q")),)),
         GpuNodeStatus(gpus=(gpu(worse), gpu())),
     ]
-    assert fares_of(nodes) == {
-        "p": Fares(0.778, 1.3, None, 0.05, 0.25, neighbours=("q",)),
-        "q": Fares(None, None, neighbours=("p",)),
+    assert pod_reports_of(nodes) == {
+        "p": PodReport(0.778, 1.3, None, 0.05, 0.25, neighbours=("q",)),
+        "q": PodReport(None, None, neighbours=("p",)),
     }
 
 
@@ -455,13 +461,17 @@ def test_a_workload_without_a_profile_says_how_it_stands_with_it() -> None:
 
 
 @pytest.mark.parametrize("condition", names.READING_CONDITIONS)
-def test_fares_know_the_neighbours_and_whether_pods_can_be_read_beside_them(condition: str) -> None:
+def test_pod_reports_know_the_neighbours_and_whether_pods_can_be_read_beside_them(condition: str) -> None:
     gpus = (
         GpuStatus("GPU-1", tenants=(TenantStatus("a"), TenantStatus("b"))),
         GpuStatus("GPU-2", tenants=(TenantStatus("c"), TenantStatus("a"))),
     )
     stuck = Condition(condition, ConditionStatus.FALSE)
-    fares = fares_of([GpuNodeStatus(gpus=gpus, conditions=(stuck,))])
-    assert {uid: fare.neighbours for uid, fare in fares.items()} == {"a": ("b", "c"), "b": ("a",), "c": ("a",)}
-    assert not any(fare.can_read for fare in fares.values())
-    assert all(fare.can_read for fare in fares_of([GpuNodeStatus(gpus=gpus)]).values())
+    pod_reports = pod_reports_of([GpuNodeStatus(gpus=gpus, conditions=(stuck,))])
+    assert {uid: report.neighbours for uid, report in pod_reports.items()} == {
+        "a": ("b", "c"),
+        "b": ("a",),
+        "c": ("a",),
+    }
+    assert not any(report.can_read for report in pod_reports.values())
+    assert all(report.can_read for report in pod_reports_of([GpuNodeStatus(gpus=gpus)]).values())

@@ -21,8 +21,8 @@ from gpushare.core.api import (
     to_json,
 )
 from gpushare.core.api.workload_signature import CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
-from gpushare.core.control.lifecycle import Fares, OperatorSettings, status_of
-from gpushare.core.control.signatures import merged_phases, taken
+from gpushare.core.control.lifecycle import OperatorSettings, PodReport, status_of
+from gpushare.core.control.signatures import choose_signature, merged_phases
 from gpushare.twin.contention import WORKLOADS
 
 NOW, LATER = "2026-11-23T03:00:00Z", "2026-11-23T04:00:00Z"
@@ -44,7 +44,7 @@ def signature(pipe: str = "fp32_util", *phases: WorkloadPhase, **more) -> Worklo
 
 
 def kept_after(kept, *seen, now=NOW):
-    return taken(kept, seen, GpuShareSpec(), is_one_kind=True, now=now)
+    return choose_signature(kept, seen, GpuShareSpec(), is_one_kind=True, now=now)
 
 
 def test_phases_survive_the_wire_and_fit_the_schema():
@@ -164,8 +164,8 @@ def test_what_was_learnt_beside_others_stays_when_only_a_phase_was_added():
     pod = PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}})
 
     def after(seen):
-        fares = {"a": Fares(profile=seen)}
-        return status_of(share, [pod], fares, OperatorSettings(Defaults(max_slowdown_ratio=1.5)), LATER)
+        pod_reports = {"a": PodReport(profile=seen)}
+        return status_of(share, [pod], pod_reports, OperatorSettings(Defaults(max_slowdown_ratio=1.5)), LATER)
 
     with_phase = after(signature("fp32_util", phase("fp64_util")))
     assert (len(with_phase.profile.phases), with_phase.learned) == (1, learned)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +20,7 @@ from gpushare.core.control.retraction import (
     RetractionRecord,
     RetractionSettings,
     RetractionSituation,
+    fails_with_next,
     plan_retractions,
 )
 
@@ -66,6 +68,7 @@ def test_an_intent_is_written_before_the_pod_is_evicted_and_becomes_a_record_onc
     [
         ((replace(NEWCOMER, job_class=JobClass.LATENCY), VICTIM), SETTINGS, "pods of class latency"),
         ((replace(NEWCOMER, replaceable=False), VICTIM), SETTINGS, "no controller"),
+        ((replace(NEWCOMER, is_last_try=True), VICTIM), SETTINGS, "its Job has no retry left"),
         ((NEWCOMER, VICTIM), replace(SETTINGS, evicts=False), "policy.retraction is none"),
     ],
 )
@@ -78,6 +81,92 @@ def test_some_are_never_retracted_and_it_is_said_why(
     intent = RetractionRecord(("shop/old",), 900.0, "new", "GPU-1")
     pending = situation(*residents, records={"shop/new": (intent,)}, written=frozenset({"new"}))
     assert plan(pending, wish=wish).records == {"shop/new": ()}, "an intent from before is dropped"
+
+
+def disruptions(action: str) -> dict[str, Any]:
+    rule = {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    return {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}, rule]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "failed", "fails"),
+    [
+        ({"backoffLimit": 0}, None, True),
+        ({"backoffLimit": 6}, 5, False),
+        ({"backoffLimit": 6}, 6, True),
+        ({}, 5, False),
+        ({"backoffLimit": 0, "podFailurePolicy": disruptions("Ignore")}, None, False),
+        ({"backoffLimit": 6, "podFailurePolicy": disruptions("FailJob")}, None, True),
+        ({"backoffLimit": 6, "podFailurePolicy": disruptions("Count")}, 6, True),
+    ],
+)
+def test_who_has_no_retry_left_fails_next(spec: dict[str, Any], failed: int | None, fails: bool) -> None:
+    status = {} if failed is None else {"failed": failed}
+    assert fails_with_next({"spec": spec, "status": status}) is fails
+
+
+def codes(action: str, operator: str, *values: int) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"operator": operator, "values": list(values)}}
+
+
+def conditions(action: str, status: str = "True") -> dict[str, Any]:
+    return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": status}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "fails"),
+    [
+        ([codes("FailJob", "NotIn", 40, 41), conditions("Ignore")], True),
+        ([codes("FailIndex", "In", 1, 137), conditions("Ignore")], True),
+        ([codes("FailJob", "NotIn", 137, 143), conditions("Ignore")], False),
+        ([codes("FailJob", "In", 1, 42), conditions("Ignore")], False),
+        ([codes("Ignore", "In", 143), conditions("FailJob")], True),
+        ([conditions("Ignore"), codes("FailJob", "NotIn", 40)], False),
+        ([conditions("FailJob", "False")], False),
+        ([conditions("Ignore", "False"), conditions("FailJob")], True),
+        ([conditions("Reschedule"), conditions("FailJob")], True),
+        ([conditions("Count"), conditions("FailJob")], False),
+    ],
+)
+def test_the_first_rule_that_an_evicted_pod_meets_decides(rules: list[dict[str, Any]], fails: bool) -> None:
+    """Its containers end by SIGTERM or SIGKILL; a rule of an action that nobody knows yet is skipped."""
+    assert fails_with_next({"spec": {"backoffLimit": 6, "podFailurePolicy": {"rules": rules}}}) is fails
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "fails"),
+    [
+        ({}, {"failed": 1, "uncountedTerminatedPods": {"failed": ["a"]}}, True),
+        ({}, {"failed": 1, "uncountedTerminatedPods": {"succeeded": ["a"]}}, False),
+        ({}, {"failed": 1, "terminating": 1}, False),  # those are counted when they are deleted
+        ({"podReplacementPolicy": "Failed"}, {"failed": 1, "terminating": 1}, True),
+        ({"podFailurePolicy": {"rules": [conditions("Count")]}}, {"failed": 1, "terminating": 1}, True),
+    ],
+)
+def test_pods_that_are_about_to_count_as_failed_count(
+    spec: dict[str, Any], status: dict[str, Any], fails: bool
+) -> None:
+    assert fails_with_next({"spec": {"backoffLimit": 2, **spec}, "status": status}) is fails
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_index", "fails"),
+    [
+        ({"backoffLimitPerIndex": 0}, 0, True),
+        ({"backoffLimitPerIndex": 1}, 0, False),
+        ({"backoffLimitPerIndex": 1}, 1, True),
+        ({"backoffLimitPerIndex": 1, "maxFailedIndexes": 5}, 1, True),
+        ({"backoffLimitPerIndex": 3, "backoffLimit": 2**31 - 1}, 2, False),
+        ({"backoffLimitPerIndex": 3, "backoffLimit": 9}, 2, True),
+        ({"backoffLimitPerIndex": 1, "podFailurePolicy": disruptions("Ignore")}, 1, False),
+        ({"backoffLimitPerIndex": 1, "podFailurePolicy": disruptions("Count")}, 1, True),
+        ({"backoffLimitPerIndex": 5, "podFailurePolicy": disruptions("FailIndex")}, 0, True),
+        ({"backoffLimit": 20}, 30, False),
+    ],
+)
+def test_an_index_of_a_job_has_retries_of_its_own(spec: dict[str, Any], of_index: int, fails: bool) -> None:
+    """The Job's own limit stays beside them; all indexes of this one have failed nine times."""
+    assert fails_with_next({"spec": spec, "status": {"failed": 9}}, of_index) is fails
 
 
 @pytest.mark.parametrize(
@@ -114,6 +203,34 @@ def test_an_intent_is_dropped_when_nobody_asks_any_more_and_kept_until_its_agent
     assert (waits.records, waits.evict) == ({}, None)
     ended = situation(replace(NEWCOMER, ended=True), VICTIM, records=records, written=written)
     assert plan(ended).records == {"shop/new": (earlier,)}, "it has finished by itself"
+
+
+def test_a_pod_that_kubelet_gave_another_gpu_is_not_retracted_from_the_first() -> None:
+    """Before: it seemed to have left, so it was kept apart from pods that it had never been beside."""
+    intent = RetractionRecord(("shop/old",), 990.0, "new", "GPU-1")
+    records: dict[str, tuple[RetractionRecord, ...]] = {"shop/new": (intent,), "shop/old": ()}
+    asked_anew = RetractionAsk("new", "GPU-2", "other makes 0.52, promised are 0.60")
+    other = Resident("other", "shop/other", JobClass.LATENCY)
+    known = situation(
+        VICTIM, asks=(asked_anew,), records=records, written=frozenset({"new"}), corrected={"new": NEWCOMER}
+    )
+    known = replace(known, residents={"GPU-1": (VICTIM,), "GPU-2": (NEWCOMER, other)})
+    assert plan(known) == RetractionPlan({"shop/new": ()}), (
+        "no record, no eviction, and no intent in the same step"
+    )
+    by_somebody = replace(known, corrected={"new": replace(NEWCOMER, leaving=True)})
+    assert plan(by_somebody) == RetractionPlan({"shop/new": ()})
+    after = replace(known, records={"shop/new": ()}, written=frozenset(), corrected={})
+    assert plan(after).records == {"shop/new": (RetractionRecord(("shop/other",), 1000.0, "new", "GPU-2"),)}
+
+
+def test_a_pod_that_was_evicted_before_its_gpu_was_corrected_was_retracted() -> None:
+    intent = RetractionRecord(("shop/old",), 990.0, "new", "GPU-1")
+    known = situation(VICTIM, records={"shop/new": (intent,)}, asks=(), evicted={"new": 999.0})
+    assert plan(replace(known, corrected={"new": NEWCOMER})) == RetractionPlan({})
+    leaving = plan(replace(known, corrected={"new": replace(NEWCOMER, leaving=True)}))
+    assert [(share, one.is_intent) for share, [one] in leaving.records.items()] == [("shop/new", False)]
+    assert plan(known).done == leaving.done, "as when it is gone"
 
 
 def test_never_two_at_a_time_on_a_gpu_nor_before_it_is_calm() -> None:
@@ -175,7 +292,9 @@ def test_the_clusters_rate_holds_and_who_waits_longest_comes_first() -> None:
     assert plan(one, 1001.0).evict == "p2"
     full = replace(known, evicted={"p3": 1000.0, "p2": 1001.0})
     assert plan(full, 1002.0).evict is None
-    assert set(plan(full, 1002.0).waiting) == {"p0", "p1"}
+    assert plan(full, 1002.0).waiting == dict.fromkeys(["p0", "p1"], "2 pods were retracted within a minute")
+    strict = replace(SETTINGS, per_minute=1)
+    assert set(plan_retractions(one, strict, 1001.0).waiting.values()) == {"1 pod was retracted within a minute"}
     left = {**records, "shop/p3": (RetractionRecord(("shop/old",), 1000.0, "p3", "GPU-3", 1300.0),)}
     left["shop/p2"] = (RetractionRecord(("shop/old",), 1001.0, "p2", "GPU-2", 1300.0),)
     after_restart = replace(known, records=left)

@@ -24,8 +24,8 @@ from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import PROFILED
-from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
-from gpushare.core.control.signatures import grown_curve, is_one_kind, taken, usual_work
+from gpushare.core.control.lifecycle import OperatorSettings, pod_reports_of, status_of, transitions
+from gpushare.core.control.signatures import choose_signature, grown_curve, is_one_kind, usual_work
 from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.research.dataset import parse
 from gpushare.twin.contention import WORKLOADS
@@ -63,7 +63,7 @@ def status(share, pods, *seen):
     tenants = tuple(TenantStatus(each.uid, profile=profile) for each, profile in zip(pods, seen, strict=False))
     node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=tenants),))
     told = from_json(GpuNodeStatus, to_json(node))
-    return status_of(share, pods, fares_of([told]), SETTINGS, NOW)
+    return status_of(share, pods, pod_reports_of([told]), SETTINGS, NOW)
 
 
 def test_what_an_agent_saw_becomes_the_profile_and_auto_follows_from_it():
@@ -166,7 +166,7 @@ def test_a_look_under_more_threads_replaces_one_under_fewer_and_never_the_other_
     assert under(50, 9000.0).gives_way(under(None, 1.0))
     assert not under(50, 1.0).gives_way(under(25, 9000.0))
     assert not under(None, 1.0).gives_way(under(99, 9000.0))
-    kept = taken(None, [under(25, 9.0), under(50, 1.0)], GpuShareSpec(), is_one_kind=True, now=NOW)
+    kept = choose_signature(None, [under(25, 9.0), under(50, 1.0)], GpuShareSpec(), is_one_kind=True, now=NOW)
     assert (kept.thread_percentage, kept.taken_at) == (50, NOW)
 
 
@@ -183,7 +183,7 @@ def curve_of(signature):
 
 
 def copied(kept, *seen):
-    return taken(kept, seen, GpuShareSpec(), is_one_kind=True, now=NOW)
+    return choose_signature(kept, seen, GpuShareSpec(), is_one_kind=True, now=NOW)
 
 
 def near(points):
@@ -285,7 +285,9 @@ def test_a_signature_of_work_that_a_program_turned_to_replaces_any_of_before_and
     assert revised(None, 9000.0, 0.9).gives_way(revised(1, 5.0, 0.4, 50)), "less active, shorter, under a cap"
     assert not revised(1, 5.0, 0.4, 50).gives_way(revised(None, 9000.0, 0.9))
     assert not revised(2, 5.0).gives_way(revised(1, 9000.0))
-    kept = taken(None, [revised(None, 9000.0), revised(1, 5.0, 0.4)], GpuShareSpec(), is_one_kind=True, now=NOW)
+    kept = choose_signature(
+        None, [revised(None, 9000.0), revised(1, 5.0, 0.4)], GpuShareSpec(), is_one_kind=True, now=NOW
+    )
     assert (kept.revision, kept.taken_at) == (1, NOW)
 
 
@@ -317,7 +319,7 @@ def test_a_profile_that_contradicts_itself_is_not_used_and_is_taken_anew(counter
     anew = status(share, [pod()], signature("bert-infer", 5.0))
     assert anew.profile.counters == signature("bert-infer").counters
     assert not signature("bert-infer").contradiction()
-    assert taken(None, [wrong], GpuShareSpec(), is_one_kind=True, now=NOW) is None
+    assert choose_signature(None, [wrong], GpuShareSpec(), is_one_kind=True, now=NOW) is None
 
 
 def test_no_measured_run_contradicts_itself():

@@ -10,7 +10,7 @@ from gpushare.core.interference import Profile
 from gpushare.core.placement import judge as judge_module
 from gpushare.core.placement.caution import Cautious
 from gpushare.core.placement.judge import MOST_NEWCOMERS, MOST_SETS, Judge, Newcomer, most_remembered
-from gpushare.core.placement.known import KnownWorkload
+from gpushare.core.placement.known import KeptApart, KnownWorkload
 from gpushare.core.placement.policies.classic import BestFit
 from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.core.placement.state import ClusterState
@@ -85,6 +85,32 @@ def test_sets_of_tenants_that_were_on_a_gpu_for_a_while_are_forgotten():
         state.release("pod")
         counts.append(len(judge.census(state)))
     assert max(counts) <= most + state.clients.size + 2
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_gpus_that_a_node_has_lost_hold_no_tenants(gpus):
+    """Before: the tenants of a node that was gone counted in the outlook until another node had its row."""
+    both = NodeSpec("n", (GpuSpec("g", H200), GpuSpec("h", H200)))
+    judge, state = Judge(default_model), ClusterState([both])
+    request = replace(of_workload(0), pod_uid="pod")
+    state.reserve("pod", Placement("n", ("h",)), request)
+    assert int(judge.census(state).sum()) == 1
+    if gpus:
+        state.update_node(replace(both, gpus=both.gpus[:gpus]))
+    else:
+        state.remove_node("n")
+    assert int(judge.census(state).sum()) == 0
+    assert judge.totals(state) == (0.0, 0.0)
+
+
+def test_where_a_node_is_gone_no_workloads_are_kept_apart():
+    judge, state = Judge(default_model), one_gpu()
+    wary = of_workload(0)
+    wary = replace(wary, known=replace(wary.known, apart=(KeptApart(frozenset({"w1"}), 10.0),)))
+    state.reserve("pod", Placement("n", ("g",)), wary)
+    assert judge.kept_apart(state, of_workload(1).known, 0.0) is not None
+    state.remove_node("n")
+    assert judge.kept_apart(state, of_workload(1).known, 0.0) is None
 
 
 def test_a_large_cluster_remembers_as_many_sets_as_ever():

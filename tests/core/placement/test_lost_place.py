@@ -19,8 +19,8 @@ FULL = "GPU g1 has been filled by others meanwhile"
 SILENT = "node n1: the node's agent has not reported for more than 90 s"
 
 
-def reserve(state: ClusterState, name: str, share_milli: int, memory_mib: int) -> None:
-    request = PlacementRequest(name, share_milli, memory_mib=memory_mib)
+def reserve(state: ClusterState, name: str, share_milli: int, memory_mib: int, clients: int = 24) -> None:
+    request = PlacementRequest(name, share_milli, memory_mib=memory_mib, clients=clients)
     state.reserve(name, Placement("n1", ("g1",), memory_mib), request)
 
 
@@ -31,6 +31,7 @@ def reserve(state: ClusterState, name: str, share_milli: int, memory_mib: int) -
         (lambda state: reserve(state, "fits", 500, 40_000), ""),
         (lambda state: reserve(state, "big", 600, 10_000), FULL),
         (lambda state: reserve(state, "large", 200, 50_000), FULL),
+        (lambda state: reserve(state, "many", 250, 20_000, clients=25), FULL),
         (lambda state: state.set_health("g0", healthy=False), ""),
         (lambda state: state.set_health("g1", healthy=False), "GPU g1 has become unhealthy"),
         (lambda state: state.set_silence("n1", 90), SILENT),

@@ -1,5 +1,6 @@
 """Admission of pods: resolve what they request, find their owners, explain refusals."""
 
+from gpushare.core.admission.gpu_container import refuse_container
 from gpushare.core.admission.joined import (
     JoinedShares,
     JoinedWorkload,
@@ -82,6 +83,7 @@ __all__ = [
     "pod_template",
     "rank",
     "references",
+    "refuse_container",
     "refuse_undivided",
     "resolve",
     "share_name",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpushare.core.api import names, shown
+from gpushare.core.api import Reason, Rejection, names, shown
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
@@ -38,6 +38,24 @@ def container_index(pod: Object) -> int:
     if len(with_share) == 1:
         return with_share[0]
     return positions.get(annotations.get(_DEFAULT_CONTAINER, ""), 0)
+
+
+def refuse_container(pod: Object) -> Rejection | None:
+    """Return the refusal of a pod or template that lacks the container to get the GPU; None if it has it."""
+    present = [str(container.get("name")) for container in containers_of(pod)]
+    if not present:
+        return Rejection(
+            Reason.CONFLICT,
+            f"spec.containers: there is none, so nothing could get the GPU of {names.FRACTION}",
+        )
+    asked = annotations_of(pod).get(names.CONTAINER)
+    if asked is None or asked in present:
+        return None
+    return Rejection(
+        Reason.INVALID_ANNOTATION,
+        f"annotation {names.CONTAINER}: {shown(asked)} is not a container of this pod; allowed "
+        f"{'is' if len(present) == 1 else 'are'} {', '.join(shown(name) for name in present[:16])}",
+    )
 
 
 def names_its_share(pod: Object) -> bool:

@@ -1,7 +1,7 @@
 """Admission: the JSON patch for a pod with our annotation, or the sentence that refuses it (design.md 2.1).
 
-Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` returns a JSON patch that adds
-the share, our scheduler, our label and tolerations, and nothing else; `check_*` return None or the refusal.
+Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` returns a JSON patch, with what
+design.md 2.1 lists; `check_*` return None or the refusal.
 """
 
 import difflib
@@ -19,6 +19,7 @@ from gpushare.core.admission.gpu_container import (
     is_none,
     named,
     names_its_share,
+    refuse_container,
 )
 from gpushare.core.admission.ownership import controller_of
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, refuse_undivided, resolve
@@ -30,6 +31,7 @@ from gpushare.core.api import (
     Reason,
     Rejection,
     ShareRequest,
+    class_of_target,
     names,
     parse_count,
     parse_request,
@@ -388,8 +390,8 @@ def _check_request(
     needs = _needs(pod, policy, knowledge)
     if isinstance(needs, Rejection):
         return needs
-    if request.slo is not None and needs.job_class is not JobClass.LATENCY:
-        return refuse_slo(annotations_of(pod))
+    if request.slo is not None and needs.job_class is not class_of_target(request.slo):
+        return refuse_slo(annotations_of(pod), request.slo)
     spec = pod.get("spec") or {}
     # A template may name the share that the previous release charged, which did not count processes. Where they
     # divide a cap, only an immutable one may: the others' pods would have processes that never run.
@@ -402,7 +404,7 @@ def _check_request(
     return (
         _check_memory(pod, request, knowledge)
         or _check_processes(needs, share_limit_of(spec) if set_before else 0, policy, knowledge)
-        or _check_container(spec, request)
+        or refuse_container(pod)
         or _check_shares(pod, request, expected)
         or _check_environment(spec, policy)
         or _check_scheduling(spec)
@@ -434,19 +436,6 @@ def _check_processes(
     if needs.processes > most:
         return refuse_processes(needs.processes, most)
     return refuse_undivided(replace(needs, share_percent=max(needs.share_percent, given_percent)))
-
-
-def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
-    present = [str(container.get("name")) for container in spec.get("containers") or ()]
-    if not present:
-        return _conflict(f"spec.containers: there is none, so nothing could get the GPU of {names.FRACTION}")
-    if request.container is None or request.container in present:
-        return None
-    return Rejection(
-        Reason.INVALID_ANNOTATION,
-        f"annotation {names.CONTAINER}: {shown(request.container)} is not a container of this pod; allowed "
-        f"{'is' if len(present) == 1 else 'are'} {', '.join(shown(name) for name in present[:16])}",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ from gpushare.core.api.request import (
     FaultDomain,
     JobClass,
     ShareRequest,
+    class_of_target,
     clients_of,
     is_workload_key,
     parse_class,
@@ -73,7 +74,7 @@ from gpushare.core.api.request import (
     refuse_slo,
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
-from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
+from gpushare.core.api.slo import PodSeries, PrometheusQuery, RateSlo, Slo, TenantSlo, in_time, parse_slo
 from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, NeighboursEnded, TenantTrouble, TroubleKind
 from gpushare.core.api.workload_signature import (
     LONGER_WINDOW,
@@ -129,6 +130,7 @@ __all__ = [
     "ProfileMode",
     "ProfileSpec",
     "PrometheusQuery",
+    "RateSlo",
     "Reason",
     "Rejection",
     "Retraction",
@@ -145,6 +147,7 @@ __all__ = [
     "WorkloadSignature",
     "as_allocated",
     "claims_volumes",
+    "class_of_target",
     "clients_of",
     "deletion_of",
     "from_json",

@@ -20,11 +20,11 @@ CONTAINER: Final = f"{GROUP}/container"
 PROCESSES: Final = f"{GROUP}/processes"
 """Number of CUDA processes (contexts, if a process has several) that share the pod's cap evenly; default 1."""
 SLO: Final = f"{GROUP}/slo"
-"""The pod's own latency target, for class latency; `slo-from` or `slo-query` says where the latency is read."""
+"""The pod's own target: a latency, or a rate for class throughput, read as `slo-from` or `slo-query` says."""
 SLO_FROM: Final = f"{GROUP}/slo-from"
-"""The histogram or summary of request times that the pod serves."""
+"""The histogram or summary of request times that the pod serves or, for a rate, its counter."""
 SLO_QUERY: Final = f"{GROUP}/slo-query"
-"""A query for Prometheus whose value is the quantile in seconds; $namespace and $pod are replaced by the pod's."""
+"""A query for Prometheus, for the quantile in seconds or the rate; $namespace and $pod stand for the pod's."""
 USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES, SLO, SLO_FROM, SLO_QUERY)
 
 # The decision; only gpushare's own service accounts may write these.
@@ -43,6 +43,8 @@ DECISION_ANNOTATIONS: Final = (GPU, THREAD_PERCENTAGE, MEMORY_LIMIT, DECIDED_AT,
 ROOM_SINCE: Final = f"{GROUP}/room-since"
 """Written by the extender on a waiting pod to make kube-scheduler try it again; its value has no other meaning."""
 
+DEVICES_READY: Final = "DevicesReady"
+"""Condition of a GpuNode: whether the driver answers and can read every GPU that it counts."""
 THROTTLE_READY: Final = "ThrottleReady"
 """Condition of a GpuNode: whether its tenants can be stopped for a moment (throttled)."""
 READINGS_READY: Final = "ReadingsReady"

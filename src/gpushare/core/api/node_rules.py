@@ -15,10 +15,11 @@ from gpushare.core.api.rejection import Reason, Rejection
 _KEEPS_PODS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _MOST: Final = 2**63
-"""What fits 64 bits and `_INTEGER` are the numbers that kube-scheduler can compare; Python's int takes more."""
+"""kube-scheduler compares only numbers that match `_INTEGER` and fit 64 bits; Python's int takes more."""
 _NAME_FIELD: Final = "metadata.name"
 MOST_PARTS: Final = 512
-"""Of rules that are matched; an object has room for some 20,000, which take 0.85 µs each for a node."""
+"""Most parts of one pod's rules (see `NodeRules.parts`) that are matched with nodes. A pod object has room for
+some 20,000, and each takes 0.85 µs per node."""
 
 
 @dataclass(frozen=True, slots=True)

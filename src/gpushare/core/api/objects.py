@@ -37,8 +37,8 @@ _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, in case each of those becomes a GPU (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MOST_RETRACTIONS: Final = 32
-_RETRACTED_OFTEN: Final = 2
-_ENDED_OFTEN: Final = 2
+_RETRACTED_OFTEN: Final = 2  # for each placed pod; then the next pod gets a GPU of its own (`retracted_often`)
+_ENDED_OFTEN: Final = 2  # within a day; then the next pods are isolated (docs/adr/0185)
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the condition has the full count
 
 
@@ -81,11 +81,15 @@ class ProfileSpec:
     """Settings for profiling the workload."""
 
     mode: ProfileMode | None = described(
-        "Auto profiles an unknown workload alone on a GPU before it gets neighbours; Off never profiles it.",
+        "Auto profiles an unknown workload: alone on a GPU, or in place, with its neighbours stopped for about a "
+        "second at a time; Off never profiles it.",
         default=None,
     )
     window_seconds: int | None = described(
-        "How long it runs alone for a profile, in probation too.", default=None, minimum=1, maximum=3600
+        "How long it runs alone for a profile, in probation too; a profile taken in place does not wait for it.",
+        default=None,
+        minimum=1,
+        maximum=3600,
     )
 
 
@@ -429,7 +433,7 @@ class TenantStatus:
         default=None,
         maxLength=1024,
     )
-    slo: TenantSlo | None = described("State of its own latency target, gpushare.io/slo.", default=None)
+    slo: TenantSlo | None = described("State of its own target, gpushare.io/slo.", default=None)
     trouble: TenantTrouble | None = described("What is wrong with it; absent while nothing is.", default=None)
     profile: WorkloadSignature | None = described(
         "Its workload's signature as this node measured it alone on a GPU with all threads; absent once its "

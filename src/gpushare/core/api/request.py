@@ -11,7 +11,7 @@ from typing import Final
 
 from gpushare.core.api import names
 from gpushare.core.api.rejection import Reason, Rejection, shown
-from gpushare.core.api.slo import Slo, parse_slo
+from gpushare.core.api.slo import RateSlo, Slo, parse_slo
 
 MAX_GPUS_PER_POD: Final = 16  # no vendor's node has more GPUs in one NVLink domain
 AUTO: Final = "auto"
@@ -64,7 +64,7 @@ class ShareRequest:
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None if the pod does not say.
         processes: CUDA processes that share the pod's cap evenly.
-        slo: the pod's own latency target; only class latency may have one.
+        slo: the pod's own target: of latency for class latency, a rate for class throughput.
     """
 
     share_percent: int | None
@@ -74,7 +74,7 @@ class ShareRequest:
     workload: str | None
     container: str | None
     processes: int = 1
-    slo: Slo | None = None
+    slo: Slo | RateSlo | None = None
 
     @property
     def is_auto(self) -> bool:
@@ -226,8 +226,8 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
     slo = parse_slo(annotations)
     if isinstance(slo, Rejection):
         return slo
-    if slo is not None and job_class is JobClass.THROUGHPUT:
-        return refuse_slo(annotations)
+    if slo is not None and job_class is not None and job_class is not class_of_target(slo):
+        return refuse_slo(annotations, slo)
 
     container = annotations.get(names.CONTAINER)
     return ShareRequest(share_percent, gpu_count, memory_mib, job_class, workload, container, processes, slo)
@@ -238,14 +238,20 @@ def is_workload_key(text: str) -> bool:
     return _WORKLOAD.fullmatch(text) is not None
 
 
-def refuse_slo(annotations: Mapping[str, str]) -> Rejection:
-    """Return the refusal of a latency target on a pod of class throughput."""
-    return _invalid(
-        names.SLO,
-        annotations[names.SLO],
-        "is for class latency, and this pod is of class throughput",
-        f'set {names.CLASS} to "latency" or leave the target out',
-    )
+def class_of_target(slo: Slo | RateSlo) -> JobClass:
+    """Return the class that a target is for."""
+    return JobClass.LATENCY if isinstance(slo, Slo) else JobClass.THROUGHPUT
+
+
+def refuse_slo(annotations: Mapping[str, str], slo: Slo | RateSlo) -> Rejection:
+    """Return the refusal of a target on a pod of the other class."""
+    if isinstance(slo, Slo):
+        why = "is for class latency, and this pod is of class throughput"
+        what = f'set {names.CLASS} to "latency", name a rate such as "rate>20", or leave the target out'
+    else:
+        why = "is for class throughput, and this pod is of class latency"
+        what = f'name a quantile and a time such as "p99<50ms", set {names.CLASS} to "throughput", or leave it out'
+    return _invalid(names.SLO, annotations[names.SLO], why, what)
 
 
 def _invalid(annotation: str, value: str, why: str, allowed: str) -> Rejection:

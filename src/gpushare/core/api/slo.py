@@ -1,4 +1,4 @@
-"""A pod's own latency target and where it is read: annotations, parsed and validated (docs/adr/0145)."""
+"""A pod's own target and where it is read: annotations, parsed and validated (docs/adr/0145, docs/adr/0261)."""
 
 import re
 from collections.abc import Mapping
@@ -12,30 +12,39 @@ from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.schema import described
 
 LONGEST_TARGET_SECONDS: Final = 600.0
+HIGHEST_RATE: Final = 1e9  # a second
 MOST_LABELS: Final = 8
 LONGEST_QUERY: Final = 2048  # a URL of that length passes every proxy
 
 _TARGET: Final = re.compile(r"p([0-9]{1,2}(?:\.[0-9]{1,3})?)<([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
+_RATE: Final = re.compile(r"rate>([0-9]{1,10}(?:\.[0-9]{1,6})?)")
 _UNIT_SECONDS: Final = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 _PATH: Final = re.compile(r"/[A-Za-z0-9/_.~%?=&:+-]{0,255}")
 _SERIES: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,199}")
 _LABEL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99}):([^,]{0,200})")
 _LONGEST_ANNOTATION: Final = 4096
-_ALLOWED_TARGET: Final = 'allowed is a quantile and a time, such as "p99<50ms", "p99.9<1.5s" or "p50<800us"'
+_ALLOWED_TARGET: Final = (
+    'allowed is a quantile and a time, such as "p99<50ms", "p99.9<1.5s" or "p50<800us", or, for class throughput, '
+    'counts a second, such as "rate>20" or "rate>0.5"'
+)
 _ALLOWED_SOURCE: Final = (
     'allowed are port, path (default /metrics), series, unit (s or ms) and match=LABEL:VALUE, such as "port=8080,'
     'path=/metrics,series=request_seconds"'
+)
+_ALLOWED_COUNTER: Final = (
+    'allowed are port, path (default /metrics), series and match=LABEL:VALUE, such as "port=9100,path=/metrics,'
+    'series=steps_total"'
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PodSeries:
-    """A histogram or summary of request times that the pod itself serves, in Prometheus' text format.
+    """A histogram or summary of request times, or a counter, that the pod serves in Prometheus' text format.
 
     Attributes:
-        series: the family's name, without `_bucket`, `_count` or `_sum`.
-        unit_seconds: length of the unit of its values.
+        series: the family's name, without `_bucket`, `_count` or `_sum`; of a counter with or without `_total`.
+        unit_seconds: length of the unit of its values, for request times.
         labels: only samples with these labels are counted.
     """
 
@@ -48,7 +57,7 @@ class PodSeries:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusQuery:
-    """PromQL whose value is the quantile in seconds; $namespace and $pod are replaced by the pod's."""
+    """PromQL for the quantile in seconds, or the rate; $namespace and $pod are replaced by the pod's."""
 
     text: str
 
@@ -70,16 +79,31 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class RateSlo:
+    """A target of progress: the pod counts more than `target_per_second` of its steps, samples or tokens."""
+
+    target_per_second: float
+    source: PodSeries | PrometheusQuery
+
+    def __str__(self) -> str:
+        return f"rate>{self.target_per_second:.10g}"
+
+
+@dataclass(frozen=True, slots=True)
 class TenantSlo:
-    """State of one pod's latency target, as its node's agent measured it."""
+    """State of one pod's own target, as its node's agent measured it."""
 
     met: ConditionStatus = described("True, False or Unknown.", default=ConditionStatus.UNKNOWN, required=True)
     reason: str = described("One CamelCase word on why.", default="", required=True, maxLength=64)
     message: str = described("A sentence for people.", default="", maxLength=1024)
     target: str = described("The target as the pod names it.", default="", maxLength=64)
-    target_seconds: float | None = described("Its time in seconds.", default=None, minimum=0)
+    target_seconds: float | None = described("Its time in seconds, of a latency target.", default=None, minimum=0)
     measured_seconds: float | None = described(
         "The quantile as last read; absent while it is unknown.", default=None, minimum=0
+    )
+    target_per_second: float | None = described("Its counts a second, of a rate.", default=None, minimum=0)
+    measured_per_second: float | None = described(
+        "The rate as last read; absent while it is unknown.", default=None, minimum=0
     )
 
 
@@ -90,8 +114,8 @@ def in_time(seconds: float) -> str:
     return f"{seconds * 1e3:.4g}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.4g}us"
 
 
-def parse_slo(annotations: Mapping[str, str]) -> Slo | Rejection | None:
-    """Parse a pod's latency target and its source; None for a pod without one."""
+def parse_slo(annotations: Mapping[str, str]) -> Slo | RateSlo | Rejection | None:
+    """Parse a pod's own target and its source; None for a pod without one."""
     target = annotations.get(names.SLO)
     source, query = annotations.get(names.SLO_FROM), annotations.get(names.SLO_QUERY)
     if target is None:
@@ -105,14 +129,23 @@ def parse_slo(annotations: Mapping[str, str]) -> Slo | Rejection | None:
     if (source is None) == (query is None):
         how = "needs a source" if source is None else "has two sources"
         return _invalid(names.SLO, target, f"{how}; allowed is either {names.SLO_FROM} or {names.SLO_QUERY}")
-    found = _parse_series(source) if source is not None else _parse_query(query or "")
+    is_rate = isinstance(parsed, float)
+    found = _parse_series(source, is_rate=is_rate) if source is not None else _parse_query(query or "")
     if isinstance(found, Rejection):
         return found
+    if isinstance(parsed, float):
+        return RateSlo(parsed, found)
     quantile, seconds = parsed
     return Slo(quantile, seconds, found)
 
 
-def _parse_target(text: str) -> tuple[float, float] | Rejection:
+def _parse_target(text: str) -> tuple[float, float] | float | Rejection:
+    """Return a quantile and its seconds, or a rate."""
+    if (rate := _RATE.fullmatch(text)) is not None:
+        per_second = float(rate[1])
+        if not 0 < per_second <= HIGHEST_RATE:
+            return _invalid(names.SLO, text, f"is not a rate above 0 and of at most {HIGHEST_RATE:.0f} a second")
+        return per_second
     match = _TARGET.fullmatch(text)
     if match is None:
         return _invalid(names.SLO, text, f"is not a target; {_ALLOWED_TARGET}")
@@ -131,9 +164,9 @@ def _parse_query(text: str) -> PrometheusQuery | Rejection:
     return PrometheusQuery(text.strip())
 
 
-def _parse_series(text: str) -> PodSeries | Rejection:
+def _parse_series(text: str, *, is_rate: bool) -> PodSeries | Rejection:
     def refuse(why: str) -> Rejection:
-        return _invalid(names.SLO_FROM, text, f"{why}; {_ALLOWED_SOURCE}")
+        return _invalid(names.SLO_FROM, text, f"{why}; {_ALLOWED_COUNTER if is_rate else _ALLOWED_SOURCE}")
 
     if len(text) > _LONGEST_ANNOTATION:
         return refuse("is too long")
@@ -159,6 +192,8 @@ def _parse_series(text: str) -> PodSeries | Rejection:
         return refuse("has no valid path")
     if not _SERIES.fullmatch(series):
         return refuse("names no series")
+    if is_rate and "unit" in values:
+        return refuse("names a unit, which the counter of a rate does not have")
     unit = values.get("unit", "s")
     if unit not in {"s", "ms"}:
         return refuse(f"has the unit {shown(unit)}")

@@ -15,12 +15,14 @@ from gpushare.core.control.hygiene import (
     ReplacementAsk,
     ReplacementPlan,
     Replacements,
-    counted,
+    count_replacement,
     plan_replacement,
-    remembered,
+    recent_replacements,
 )
 from gpushare.core.control.neighbours import ended_lately, with_ended
 from gpushare.core.control.profiling import ProfilingView
+from gpushare.core.control.rate_belief import RateBelief, believed
+from gpushare.core.control.rate_reading import RateSign, rate_sign, read_target
 from gpushare.core.control.retraction import (
     SILENT_SECONDS,
     Resident,
@@ -29,19 +31,21 @@ from gpushare.core.control.retraction import (
     RetractionRecord,
     RetractionSettings,
     RetractionSituation,
+    fails_with_next,
     plan_retractions,
 )
-from gpushare.core.control.signatures import grown_curve, learnt_with, merged_phases, taken, usual_work
+from gpushare.core.control.signatures import choose_signature, grown_curve, learnt_with, merged_phases, usual_work
 from gpushare.core.control.slo_reading import (
     SLO_TROUBLES,
+    CounterReading,
     QuantileSample,
+    RateSample,
     RequestCounts,
     SloReading,
     SloReason,
     SloRecord,
     SloSign,
     SloTrouble,
-    read_slo,
 )
 from gpushare.core.control.watch import watch
 from gpushare.core.control.watch_state import GpuWatch
@@ -57,13 +61,14 @@ from gpushare.core.control.window import (
 )
 
 if TYPE_CHECKING:
+    from gpushare.core.control.conditions import why_unknown
     from gpushare.core.control.learning import SeenTenant, is_decided_by_counters, learnt
     from gpushare.core.control.lifecycle import (
-        Fares,
         OperatorSettings,
+        PodReport,
         Standing,
         differs_only_in_figures,
-        fares_of,
+        pod_reports_of,
         reports_only_figures,
         status_of,
         transitions,
@@ -88,8 +93,8 @@ __all__ = [
     "IDLE_SM_RATIO",
     "SILENT_SECONDS",
     "SLO_TROUBLES",
+    "CounterReading",
     "DriftWatch",
-    "Fares",
     "Gain",
     "GpuGain",
     "GpuWatch",
@@ -104,10 +109,14 @@ __all__ = [
     "NodeSignatures",
     "OperatorSettings",
     "PastReadings",
+    "PodReport",
     "Priors",
     "ProfilingView",
     "QuantileSample",
     "Question",
+    "RateBelief",
+    "RateSample",
+    "RateSign",
     "ReadPod",
     "ReadingTenant",
     "ReplacementAsk",
@@ -138,11 +147,13 @@ __all__ = [
     "WatchStep",
     "WatchWindow",
     "WatchedTenant",
-    "counted",
+    "believed",
+    "choose_signature",
+    "count_replacement",
     "differs_only_in_figures",
     "ended_lately",
     "explain",
-    "fares_of",
+    "fails_with_next",
     "gain_of",
     "grown_curve",
     "inferred",
@@ -156,22 +167,25 @@ __all__ = [
     "next_turn",
     "plan_replacement",
     "plan_retractions",
+    "pod_reports_of",
     "processes_of",
-    "read_slo",
-    "remembered",
+    "rate_sign",
+    "read_target",
+    "recent_replacements",
     "reports_only_figures",
     "status_of",
-    "taken",
     "throttled_bound",
     "transitions",
     "turns_of",
     "usual_work",
     "watch",
+    "why_unknown",
     "with_ended",
 ]
 
 
 _LATE = {
+    "conditions": ("why_unknown",),
     "learning": ("SeenTenant", "is_decided_by_counters", "learnt"),
     "model_answers": ("ModelAnswer", "Priors", "Question"),
     "node_signatures": ("NodeSignatures",),

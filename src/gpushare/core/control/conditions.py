@@ -29,8 +29,8 @@ BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # most pods that a message names
 # Why it is unknown whether a target is met. No figures: those are in the GpuNode and in the pod's events.
 _UNKNOWN: Final = {
-    SloReason.STARTING: "too few windows of its requests were read so far",
-    SloReason.BORDERLINE: "its requests take about as long as the target allows, so that chance decides",
+    SloReason.STARTING: "too few windows were read so far",
+    SloReason.BORDERLINE: "it is about at its target, so that chance decides",
     SloReason.TOO_FEW_REQUESTS: "too few requests to judge",
     SloReason.UNREACHABLE: "its page or Prometheus cannot be read",
     SloReason.TOO_LARGE: "the answer is too large to be read",
@@ -41,7 +41,13 @@ _UNKNOWN: Final = {
     SloReason.STALE: "Prometheus' own time stands still",
     SloReason.NO_PROMETHEUS: "no Prometheus is set (the chart's value slo.prometheusUrl)",
     SloReason.HOST_NETWORK: "the pod uses the node's network; use gpushare.io/slo-query",
-    SloReason.NOT_LATENCY: "its GpuShare says class throughput, which has no target",
+    SloReason.NOT_LATENCY: "its GpuShare says class throughput, which has no latency target",
+    SloReason.NOT_THROUGHPUT: "its GpuShare says class latency, which has no rate",
+    SloReason.IDLE: "its counter stands still",
+    SloReason.IMPLAUSIBLE: (
+        "the GPU's counters leave what it reports impossible, so they alone count; a target is to be what the pod "
+        "makes at its promised progress"
+    ),
 }
 _NOT_REPORTED: Final = ("NotReported", "its node's agent does not report on it")
 
@@ -76,7 +82,7 @@ def profiled(
     if profiling is not None and profiling.on_probation:
         pods = [
             f"{pod} has its GPU to itself until {until} at the latest"
-            for pod, until in _sorted(profiling.on_probation)
+            for pod, until in sorted(profiling.on_probation.items())
         ]
         return Condition(
             PROFILED, ConditionStatus.FALSE, "OnProbation", f"{_named(pods, '; ')}: it is taken meanwhile"
@@ -84,7 +90,7 @@ def profiled(
     asked = spec.profile.window_seconds if spec.profile is not None else None
     long = f"{asked} s" if asked else "some seconds"
     if profiling is not None and profiling.unread:
-        pods = [f"{pod} runs under its share as cap {why}" for pod, why in _sorted(profiling.unread)]
+        pods = [f"{pod} runs under its share as cap {why}" for pod, why in sorted(profiling.unread.items())]
         message = f"not profiled: {_named(pods, '; ')}; it is taken once a pod of it is alone on a GPU for {long}"
         return Condition(PROFILED, ConditionStatus.FALSE, "UnderItsShare", message)
     message = (
@@ -100,8 +106,14 @@ def is_promise_broken(
 ) -> bool:
     """Return whether a pod's promise counts as broken; not while its progress is unknown, as while it sleeps.
 
-    It is once the inferred progress is below the promise by more than its error, and until the progress itself
-    reaches the promise.
+    It breaks when the inferred progress is below the promise by more than its error, and stays broken until the
+    progress itself reaches the promise.
+
+    Args:
+        progress: inferred, relative to running alone; None if unknown.
+        error: its standard deviation; None if unknown.
+        promise: promised progress; None if unknown.
+        was_broken: whether the promise was broken before.
     """
     if progress is None or promise is None:
         return False
@@ -142,7 +154,7 @@ def promise_kept(placements: Iterable[PodPlacement], silent: Sequence[str] = ())
 
 
 def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
-    """Return the condition SLOMet: whether every pod meets its own latency target; None if no pod has one.
+    """Return the condition SLOMet: whether every pod meets its own target; None if no pod has one.
 
     As for promises, the message contains no figure that changes with every window.
 
@@ -156,16 +168,16 @@ def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
     if missed:
         return Condition(SLO_MET, ConditionStatus.FALSE, "Missed", _named(missed))
     unknown = {
-        pod: _why_unknown(slo) for pod, slo in pods.items() if slo is None or slo.met is not ConditionStatus.TRUE
+        pod: why_unknown(slo) for pod, slo in pods.items() if slo is None or slo.met is not ConditionStatus.TRUE
     }
     if unknown:
         [(reason, _), *_] = unknown.values()
         why = _named([f"{pod}: {sentence}" for pod, (_, sentence) in unknown.items()], "; ")
         return Condition(SLO_MET, ConditionStatus.UNKNOWN, reason, why)
-    return Condition(SLO_MET, ConditionStatus.TRUE, "Met", "every pod meets its own latency target")
+    return Condition(SLO_MET, ConditionStatus.TRUE, "Met", "every pod meets its own target")
 
 
-def _why_unknown(slo: TenantSlo | None) -> tuple[str, str]:
+def why_unknown(slo: TenantSlo | None) -> tuple[str, str]:
     """Return the reason and its sentence, which does not change from reading to reading."""
     if slo is None:
         return _NOT_REPORTED
@@ -224,10 +236,7 @@ def wants_profile(spec: GpuShareSpec) -> bool:
     return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
 
 
-def _sorted(pods: Mapping[str, str]) -> list[tuple[str, str]]:
-    return sorted(pods.items())
-
-
 def _named(texts: Sequence[str], mark: str = ", ") -> str:
+    """Return the first texts, separated by `mark`, and how many more there are."""
     more = f"{mark}and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
     return mark.join(texts[:_MOST_NAMED]) + more

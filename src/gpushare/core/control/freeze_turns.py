@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def turns_of(duties: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
-    """Return the parts of a period, with the positions of those that run in each.
+    """Return the parts of a period, in order, each as its length and the positions of the tenants that run in it.
 
-    Each freeze begins where the one before it ends. So they overlap only where they are longer than a period
-    together; whose then do depends on the order.
+    Each freeze begins where the one before it ends. So freezes overlap only if their sum exceeds a period; which
+    of them overlap then depends on the order of `duties`.
 
     Args:
-        duties: part of the time in which each runs, 0 to 1.
+        duties: by tenant, the part of the time in which it runs, 0 to 1.
     """
     begins = list(itertools.accumulate((1.0 - duty for duty in duties), initial=0.0))
     edges = sorted({0.0, 1.0, *(at % 1.0 for at in begins)})

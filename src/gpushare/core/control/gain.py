@@ -92,9 +92,7 @@ def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
     """
     gpus = [(node.name, gpu) for node in nodes for gpu in node.status.gpus]
     used = [
-        (name, gpu)
-        for name, gpu in gpus
-        if any(namespace in {None, tenant.namespace} for tenant in gpu.tenants) and gpu.tenants
+        (name, gpu) for name, gpu in gpus if any(namespace in {None, tenant.namespace} for tenant in gpu.tenants)
     ]
     tenants = [tenant for _, gpu in used for tenant in gpu.tenants]
     by_gpu = tuple(_gpu_gain(name, gpu) for name, gpu in used)

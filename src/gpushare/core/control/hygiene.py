@@ -10,7 +10,7 @@ from typing import Final
 
 from gpushare.core.api import TroubleKind
 from gpushare.core.backoff import Backoff
-from gpushare.core.control.retraction import SILENT_SECONDS, Resident
+from gpushare.core.control.retraction import SILENT_SECONDS, Resident, within_a_minute
 
 IDLE_SM_RATIO: Final = 0.005  # of a window; all tenants of a GPU below this do nothing
 FAULT_SECONDS: Final = 120.0  # by then kubelet has restarted a container that a fault ended (first back-off 10 s)
@@ -62,6 +62,8 @@ class HygieneLook:
         seconds: length of that window.
         faults: number of faults of the MPS server, as its gate counts them; None if unknown.
         fault_pods: pods whose processes the last fault ended.
+        lost_pods: pods that have connected no process since a fault ended theirs, as the gate reports.
+        fault_age_seconds: time since the last fault; None if there was none, or unknown.
     """
 
     tenants: frozenset[str]
@@ -70,6 +72,8 @@ class HygieneLook:
     seconds: float = 0.0
     faults: int | None = None
     fault_pods: frozenset[str] = frozenset()
+    lost_pods: frozenset[str] = frozenset()
+    fault_age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,9 @@ class HygieneWatch:
     Attributes:
         idle_seconds: how long each pod has done nothing, in measured windows.
         measured_at: end of the last measured window.
-        lost_since: since when each pod has been without a process after a fault.
+        lost_since: since when each pod is known to have been without a process after a fault.
         faults: last count of faults; None if never counted.
-        fault_at: when the count last grew.
+        fault_at: when the last fault was; for one from before the first look by its age then.
     """
 
     idle_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -106,7 +110,10 @@ class HygieneWatch:
             if self.faults is not None and look.faults > self.faults:
                 lost |= dict.fromkeys(look.fault_pods & look.tenants, now)
                 watch = replace(watch, fault_at=now)
+            elif self.faults is None and look.fault_age_seconds is not None and look.fault_age_seconds >= 0:
+                watch = replace(watch, fault_at=now - look.fault_age_seconds)
             watch = replace(watch, faults=look.faults)
+        lost = dict.fromkeys(look.lost_pods & look.tenants, now) | lost
         if look.connected is not None:
             lost = {uid: at for uid, at in lost.items() if uid not in look.connected or at == now}
         return replace(watch, lost_since=lost)
@@ -195,11 +202,12 @@ def plan_replacement(
         pod = next((one for one in on_gpu if one.uid == ask.pod_uid), None)
         if pod is None or pod.leaving or pod.ended or ask.silent_seconds > SILENT_SECONDS:
             continue
-        if not pod.replaceable:
-            never[pod.uid] = "it has no controller that would make another pod in its place"
+        was_left_lately = 0.0 <= now - done.last_left.get(ask.gpu, float("-inf")) < calm_seconds
+        if pod.why_final is not None:
+            never[pod.uid] = pod.why_final
         elif not ask.is_confirmed:
             waiting[pod.uid] = "its node's agent has not written since the operator started"
-        elif any(one.is_moving_out for one in on_gpu) or 0.0 <= _left_lately(done, ask.gpu, now) < calm_seconds:
+        elif was_left_lately or any(one.is_moving_out for one in on_gpu):
             waiting[pod.uid] = "a pod leaves its GPU, or left it moments ago"
         elif pod.uid in done.refused or pod.uid in done.evicted:
             waiting[pod.uid] = "its eviction was just asked for"
@@ -209,18 +217,18 @@ def plan_replacement(
             due.append((ask.gpu, pod.uid))
     lately = sum(0.0 <= now - at < _RATE_SECONDS for at in done.evicted.values())
     if lately >= per_minute:
-        waiting |= {uid: f"{lately} pods were evicted within a minute" for _, uid in due}
+        waiting |= {uid: within_a_minute(lately, "evicted") for _, uid in due}
         return ReplacementPlan(None, waiting, never)
     return ReplacementPlan(min(due)[1] if due else None, waiting, never)
 
 
-def counted(before: tuple[int, float] | None, now: float) -> tuple[int, float]:
+def count_replacement(before: tuple[int, float] | None, now: float) -> tuple[int, float]:
     """Return a group's count and time of replacements after one more."""
     is_forgotten = before is None or now - before[1] >= FORGOTTEN_SECONDS
     return (1 if before is None or is_forgotten else before[0] + 1, now)
 
 
-def remembered(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[str, tuple[int, float]]:
+def recent_replacements(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[str, tuple[int, float]]:
     """Return the replacement counts that still matter, dropping times in the future (a clock was set back)."""
     return {share: (n, at) for share, (n, at) in of_share.items() if 0.0 <= now - at < FORGOTTEN_SECONDS}
 
@@ -231,7 +239,3 @@ def _pause(before: tuple[int, float] | None, now: float) -> float:
         return 0.0
     pause = PAUSE.seconds(before[0])
     return pause if now < before[1] + pause else 0.0
-
-
-def _left_lately(done: Replacements, gpu: str, now: float) -> float:
-    return now - done.last_left.get(gpu, float("-inf"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpushare.core.api import LearnedEffect
+from gpushare.core.control.sharing import is_decided
 from gpushare.core.interference import (
     NO_EFFECTS,
     PRESSURE_ERROR,
@@ -28,9 +29,6 @@ _DRIFT: Final = 0.002
 _MOST_EFFECT: Final = 0.7  # half or twice the progress; beyond that, the profile belongs to another program
 # A tenant below this sleeps or has finished; its neighbours are not the reason.
 LEAST_PROGRESS: Final = 0.05
-# A window is decided by the counters if the inference's error is below this part of the prediction's, and small.
-_DECISIVE: Final = 0.6
-_MOST_ERROR: Final = 0.1
 _DIGITS: Final = 4
 
 
@@ -60,7 +58,7 @@ def is_decided_by_counters(window: Sequence[SeenTenant]) -> bool:
     return len(window) > 1 and all(
         tenant.progress >= LEAST_PROGRESS
         and tenant.predicted >= LEAST_PROGRESS
-        and tenant.error <= min(_MOST_ERROR, _DECISIVE * tenant.predicted_error)
+        and is_decided(tenant.error, tenant.predicted_error)
         for tenant in window
     )
 

@@ -60,14 +60,14 @@ _DIGITS: Final = 3  # of progress and slowdown; more digits would cause more wri
 
 
 @dataclass(frozen=True, slots=True)
-class Fares:
+class PodReport:
     """The agents' report on one pod, the worst over its GPUs; None where not measured.
 
     Attributes:
         error_ratio: standard deviation of the progress.
         throttle_ratio: part of the time that it is stopped; None if it runs freely.
         profile: its workload's signature, if a node has measured it.
-        slo: state of its own latency target.
+        slo: state of its own target.
         trouble: what is wrong with it.
         is_silent: its node's agent is silent, so nothing else is known.
         neighbours: uids of the other pods on its GPUs, sorted.
@@ -167,7 +167,7 @@ def next_phase(current: Phase, situation: Situation) -> Phase:
 def status_of(
     share: GpuShare,
     pods: Iterable[PodView],
-    fares: Mapping[str, Fares],
+    pod_reports: Mapping[str, PodReport],
     settings: OperatorSettings,
     now: str,
     *,
@@ -180,7 +180,7 @@ def status_of(
     Args:
         share: the present GpuShare; its status has the profile, the last phase and the times of its conditions.
         pods: its pods, in any order.
-        fares: the agents' report on each pod, by uid.
+        pod_reports: the agents' report on each pod, by uid.
         now: RFC 3339, UTC, for conditions that change.
         standing: by default, as in its status.
         profiling: pods on probation, and pods that cannot be profiled where they are; by default none.
@@ -191,27 +191,16 @@ def status_of(
         learned=share.status.learned,
         neighbours_ended=share.status.neighbours_ended,
     )
-    ended = standing.neighbours_ended
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
-    profile = share.status.profile
-    learned = [(profile, standing.learned)]
     workload = signatures.workload_of(share, [pod.annotations for pod in live])
-    if wants_profile(share.spec):
-        if joined is not None and (of_all := joined.of(share.namespace, workload)):
-            models = {fare.gpu_model for pod in live if (fare := fares.get(pod.uid)) and pod.decision is not None}
-            if (joint := signatures.joint_of(profile, of_all, models, share.spec)) is not None:
-                profile = signatures.joined_with(profile, joint, share.spec, now=now)
-                learned.insert(0, (joint.profile, joint.learned))
-        seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
-        one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
-        profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+    profile, learned = _knowledge(share, live, pod_reports, standing.learned, joined, workload=workload, now=now)
     known = replace(share, status=replace(share.status, profile=profile))
     broken = frozenset(p.pod_uid for p in share.status.placements if p.is_promise_broken)
     placements = [
         p
         for pod in live
-        if (p := _placement(pod, known, fares, settings.defaults, wrong, broken=broken)) is not None
+        if (p := _placement(pod, known, pod_reports, settings.defaults, wrong, broken=broken)) is not None
     ]
     situation = Situation(
         live=len(live),
@@ -220,31 +209,13 @@ def status_of(
         profiled=profile is not None,
         retracting=_is_retracting(standing.retractions, live, placed=bool(placements), now=now),
     )
-    observed = _worst(placements)
     job_class = _class_of(share, live, settings.defaults)
-    silent = [pod.name for pod in live if fares.get(pod.uid, Fares()).is_silent]
     conditions = [
         ready(situation.live, situation.placed, wrong),
         profiled(share.spec, profile, profiling),
-        promise_kept(placements, silent),
+        *_conditions_of_pods(live, pod_reports, placements),
+        *_conditions_of_standing(standing),
     ]
-    targets = {
-        pod.name: fares.get(pod.uid, Fares()).slo
-        for pod in live
-        if names.SLO in pod.annotations and pod.decision is not None
-    }
-    if (met := slo_met(targets)) is not None:
-        conditions.append(met)
-    troubles = {pod.name: trouble for pod in live if (trouble := fares.get(pod.uid, Fares()).trouble) is not None}
-    if troubles:
-        conditions.append(troubled(troubles))
-    if standing.overlaps:
-        conditions.append(overlapping(standing.overlaps))
-    if standing.refusal is not None:
-        conditions.append(retraction_refused(*standing.refusal))
-    if ended:
-        is_isolated = GpuShareStatus(neighbours_ended=ended).ends_neighbours
-        conditions.append(ends_neighbours(len(ended), isolated=is_isolated))
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
         observed_generation=share.generation,
@@ -252,17 +223,76 @@ def status_of(
         profile=profile,
         job_class=job_class,
         recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
-        observed=observed,
+        observed=_worst(placements),
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
-        learned=signatures.learnt_with(profile, learned),
+        learned=learned,
         retractions=standing.retractions,
-        neighbours_ended=ended,
+        neighbours_ended=standing.neighbours_ended,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
     )
 
 
-def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
+def _knowledge(
+    share: GpuShare,
+    live: Sequence[PodView],
+    pod_reports: Mapping[str, PodReport],
+    learned: tuple[LearnedEffect, ...],
+    joined: JoinedShares | None,
+    *,
+    workload: str | None,
+    now: str,
+) -> tuple[WorkloadSignature | None, tuple[LearnedEffect, ...]]:
+    """Return the profile that the GpuShare keeps from now on, and the effects that were learnt with it.
+
+    Args:
+        learned: the effects learnt with the present profile.
+        workload: the key that all of its pods have; None without one.
+    """
+    profile = share.status.profile
+    sources = [(profile, learned)]
+    if wants_profile(share.spec):
+        reports = [(pod, report) for pod in live if (report := pod_reports.get(pod.uid)) is not None]
+        if joined is not None and (of_all := joined.of(share.namespace, workload)):
+            models = {report.gpu_model for pod, report in reports if pod.decision is not None}
+            if (joint := signatures.joint_of(profile, of_all, models, share.spec)) is not None:
+                profile = signatures.joined_with(profile, joint, share.spec, now=now)
+                sources.insert(0, (joint.profile, joint.learned))
+        seen = [report.profile for _, report in reports if report.profile is not None]
+        one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
+        profile = signatures.choose_signature(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+    return profile, signatures.learnt_with(profile, sources)
+
+
+def _conditions_of_pods(
+    live: Sequence[PodView], pod_reports: Mapping[str, PodReport], placements: Sequence[PodPlacement]
+) -> list[Condition]:
+    """Return the conditions that follow from the agents' reports on the live pods."""
+    reports = [(pod, pod_reports.get(pod.uid, PodReport())) for pod in live]
+    found = [promise_kept(placements, [pod.name for pod, report in reports if report.is_silent])]
+    placed = [(pod, report) for pod, report in reports if pod.decision is not None]
+    targets = {pod.name: report.slo for pod, report in placed if names.SLO in pod.annotations}
+    if (met := slo_met(targets)) is not None:
+        found.append(met)
+    if troubles := {pod.name: report.trouble for pod, report in reports if report.trouble is not None}:
+        found.append(troubled(troubles))
+    return found
+
+
+def _conditions_of_standing(standing: Standing) -> list[Condition]:
+    """Return the conditions that follow from what the operator keeps apart from the pods; each only when true."""
+    found = []
+    if standing.overlaps:
+        found.append(overlapping(standing.overlaps))
+    if standing.refusal is not None:
+        found.append(retraction_refused(*standing.refusal))
+    if ended := standing.neighbours_ended:
+        is_isolated = GpuShareStatus(neighbours_ended=ended).ends_neighbours
+        found.append(ends_neighbours(len(ended), isolated=is_isolated))
+    return found
+
+
+def pod_reports_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, PodReport]:
     """Return the agents' report on each pod, by uid: the least progress and greatest slowdown over its GPUs."""
     tenants: dict[str, list[TenantStatus]] = {}
     models: dict[str, str] = {}
@@ -279,7 +309,7 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
                 unreadable |= uids
     return {
         uid: replace(
-            _fares(of_pod),
+            _pod_report(of_pod),
             neighbours=tuple(sorted(beside[uid])),
             can_read=uid not in unreadable,
             gpu_model=models[uid],
@@ -288,7 +318,7 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     }
 
 
-def reports_only_figures(one: Fares, other: Fares) -> bool:
+def reports_only_figures(one: PodReport, other: PodReport) -> bool:
     """Return whether two reports on one pod differ at most in figures, which no condition depends on.
 
     False also where the reports alone do not tell it.
@@ -297,27 +327,27 @@ def reports_only_figures(one: Fares, other: Fares) -> bool:
     return kept is not None and kept == other_kept and _without_ratios(one) == _without_ratios(other)
 
 
-def _promise_of(fare: Fares) -> tuple[object, ...] | None:
+def _promise_of(report: PodReport) -> tuple[object, ...] | None:
     """Return what the condition PromiseKept depends on; None if its promise is not in the report."""
-    progress, promise = fare.progress_ratio, fare.promise_ratio
+    progress, promise = report.progress_ratio, report.promise_ratio
     if progress is None:
-        return (bool(fare.throttle_ratio),)
+        return (bool(report.throttle_ratio),)
     if promise is None:
         return None
-    is_below, is_clearly = progress < promise, progress + (fare.error_ratio or 0.0) < promise
-    return bool(fare.throttle_ratio), is_below, is_clearly, f"{promise:.2f}" if is_below else ""
+    is_below, is_clearly = progress < promise, progress + (report.error_ratio or 0.0) < promise
+    return bool(report.throttle_ratio), is_below, is_clearly, f"{promise:.2f}" if is_below else ""
 
 
-def _without_ratios(fare: Fares) -> Fares:
-    slo = fare.slo
+def _without_ratios(report: PodReport) -> PodReport:
+    slo = report.slo
     return replace(
-        fare,
+        report,
         progress_ratio=None,
         slowdown_ratio=None,
         error_ratio=None,
         throttle_ratio=None,
         promise_ratio=None,
-        slo=replace(slo, message="", target_seconds=None, measured_seconds=None) if slo is not None else None,
+        slo=TenantSlo(slo.met, slo.reason, target=slo.target) if slo is not None else None,
     )
 
 
@@ -362,7 +392,7 @@ def _condition_of(status: GpuShareStatus, kind: str) -> Condition:
 def _placement(
     pod: PodView,
     share: GpuShare,
-    fares: Mapping[str, Fares],
+    pod_reports: Mapping[str, PodReport],
     defaults: Defaults,
     wrong: list[str],
     *,
@@ -382,8 +412,8 @@ def _placement(
     decision = pod.decision
     if decision is None:
         return None
-    fare = fares.get(pod.uid, Fares())
-    promise = _promised(needs, share.status.profile, fare) if isinstance(needs, Needs) else None
+    report = pod_reports.get(pod.uid, PodReport())
+    promise = _promised(needs, share.status.profile, report) if isinstance(needs, Needs) else None
     return PodPlacement(
         pod_uid=pod.uid,
         pod=pod.name,
@@ -392,25 +422,25 @@ def _placement(
         share_percent=needs.share_percent if isinstance(needs, Needs) else None,
         thread_percentage=decision.thread_percentage,
         memory_limit_mib=decision.memory_limit_mib,
-        progress_ratio=fare.progress_ratio,
-        slowdown_ratio=fare.slowdown_ratio,
+        progress_ratio=report.progress_ratio,
+        slowdown_ratio=report.slowdown_ratio,
         promise_ratio=promise,
         is_promise_broken=is_promise_broken(
-            fare.progress_ratio, fare.error_ratio, promise, was_broken=pod.uid in broken
+            report.progress_ratio, report.error_ratio, promise, was_broken=pod.uid in broken
         )
         or None,
-        throttle_ratio=fare.throttle_ratio,
+        throttle_ratio=report.throttle_ratio,
     )
 
 
-def _promised(needs: Needs, signature: WorkloadSignature | None, fare: Fares) -> float:
+def _promised(needs: Needs, signature: WorkloadSignature | None, report: PodReport) -> float:
     """Return the promise that the pod's agent keeps; without a report, the one that its profile makes.
 
     The agent knows the GPU. A profile of another GPU model promises nothing on it.
     """
-    if fare.promise_ratio is not None:
-        return fare.promise_ratio
-    is_of_gpu = signature is not None and (not fare.gpu_model or signature.gpu_model in {"", fare.gpu_model})
+    if report.promise_ratio is not None:
+        return report.promise_ratio
+    is_of_gpu = signature is not None and (not report.gpu_model or signature.gpu_model in {"", report.gpu_model})
     profile = as_profile(signature) if signature is not None and is_of_gpu else None
     return round(
         promised_progress(profile, needs.share_percent, needs.max_slowdown_ratio, is_auto=needs.is_auto), _DIGITS
@@ -442,14 +472,14 @@ def _tolerated(spec: GpuShareSpec, job_class: JobClass, defaults: Defaults) -> f
     return spec.max_slowdown if spec.max_slowdown is not None else defaults.max_slowdown_of(job_class)
 
 
-def _fares(tenants: Sequence[TenantStatus]) -> Fares:
+def _pod_report(tenants: Sequence[TenantStatus]) -> PodReport:
     promises = [tenant.promise_ratio for tenant in tenants if tenant.promise_ratio is not None]
     slowest = min(
         ((t.progress_ratio, t.progress_error_ratio) for t in tenants if t.progress_ratio is not None),
         key=lambda each: each[0],
         default=(None, None),
     )
-    return Fares(
+    return PodReport(
         _rounded(slowest[0]),
         _rounded(max((t.slowdown_ratio for t in tenants if t.slowdown_ratio is not None), default=None)),
         next((tenant.profile for tenant in tenants if tenant.profile is not None), None),

@@ -40,12 +40,14 @@ _Key = tuple[str, str]  # workload and GPU model
 DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
 # The usual one among them; of the others the one that was not seen for longest is forgotten.
 MAX_PHASES: Final = 1 + MOST_OTHER_PHASES
-# Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
-# Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
+# How long only other phases than the usual one must be seen until the longest of them becomes the usual one. Twice
+# as long each time; otherwise a workload's pods on two nodes, at different work, would replace each other's usual
+# work for ever.
 TURNED: Final = Backoff(first_seconds=900.0, longest_seconds=900.0 * 2**8)
-# A cap within this factor of one that was seen is known well enough: neither read nor news.
+# A cap within this factor of one that was seen is known well enough: it is neither read nor published.
 NEAR_CAP: Final = 1.34
-MORE_MEMORY: Final = 1.05  # more than the profile's peak, until it is news: memory grows in many small steps
+# Memory above the profile's peak by this factor is published; smaller steps are not, as memory grows in many.
+MORE_MEMORY: Final = 1.05
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
@@ -54,7 +56,8 @@ def _tell_nobody(pod: ReadPod, what: str) -> None:
     """Ignore what a workload was seen to do."""
 
 
-def _as_told(gpu_model: str, cap: int, seen: SoloUse, revision: int | None) -> WorkloadSignature:
+def _as_published(gpu_model: str, cap: int, seen: SoloUse, revision: int | None) -> WorkloadSignature:
+    """Return what was seen alone under a cap (1 to 100) as the signature that a GpuNode publishes."""
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return WorkloadSignature(
         gpu_model,
@@ -111,9 +114,9 @@ class NodeSignatures:
         self._read: dict[_Key, tuple[WorkloadPhase, ...]] = {}
         self._usual_seconds: dict[_Key, float] = {}  # seen at the usual work
         self._peaks: dict[_Key, int] = {}  # most device memory of a pod, MiB
-        self._curves: dict[_Key, tuple[object, Mapping[int, float]]] = {}  # what `_grown` last made, of what
-        # The last answer of `_phase_news`, and what it was made of.
-        self._told: dict[_Key, tuple[object, WorkloadSignature | None]] = {}
+        # The inputs and the result of the last `_grown`, and of the last `_phase_news`.
+        self._curves: dict[_Key, tuple[object, Mapping[int, float]]] = {}
+        self._phase_answers: dict[_Key, tuple[object, WorkloadSignature | None]] = {}
 
     def of(self, pod: ReadPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was measured on one, alone or in place.
@@ -185,20 +188,19 @@ class NodeSignatures:
         of = phases[phase - 1]
         now = replace(of, lasted_seconds=of.lasted_seconds + seconds, all_seconds=of.all_seconds + seconds)
         self._phases[key] = phases = (*phases[: phase - 1], now, *phases[phase:])
-        revision = self._revisions.get(key, 0)
-        lasted = sum(each.lasted_seconds for each in phases)
-        if lasted < TURNED.seconds(revision + 1):
-            return
-        usual = max(phases, key=lambda each: each.lasted_seconds)
-        others = tuple(replace(each, lasted_seconds=0.0) for each in phases if each is not usual)
-        del self._phases[key]
-        if others:
+        if sum(each.lasted_seconds for each in phases) >= TURNED.seconds(self._revisions.get(key, 0) + 1):
+            self._make_usual(key, max(phases, key=lambda each: each.lasted_seconds))
+            self._tell(pod, "has changed: the signature of what it does now takes the place of the former one")
+
+    def _make_usual(self, key: _Key, usual: OtherPhase) -> None:
+        """Make one of a workload's phases its usual work, under a new revision; forget the former usual work."""
+        phases = self._phases.pop(key)
+        if others := tuple(replace(each, lasted_seconds=0.0) for each in phases if each is not usual):
             self._phases[key] = others
         self._seen[key] = {usual.cap: usual.seen}
         self._usual_seconds[key] = usual.all_seconds
-        self._revisions[key] = revision + 1
+        self._revisions[key] = self._revisions.get(key, 0) + 1
         _trim(self._revisions)
-        self._tell(pod, "has changed: the signature of what it does now takes the place of the former one")
 
     def used(self, pod: ReadPod, gpu_model: str, memory_mib: int) -> None:
         """Record how much device memory a pod uses now, neighbours or not."""
@@ -280,12 +282,12 @@ class NodeSignatures:
     def _found(self, pod: ReadPod, gpu_model: str, cap: int, seen: SoloUse) -> WorkloadSignature:
         """Return the signature observed under a cap; its cap curve has the progress observed under other caps."""
         revision = self._revisions.get((pod.workload, gpu_model))
-        found = _as_told(gpu_model, cap, seen, revision)
+        found = _as_published(gpu_model, cap, seen, revision)
         by_cap = self._caps_of(pod, gpu_model)
         if len(by_cap) == 1:
             return found
         others = (
-            _as_told(gpu_model, other, each, revision)
+            _as_published(gpu_model, other, each, revision)
             for other, each in by_cap.items()
             if other < cap and each.is_signature
         )
@@ -302,15 +304,15 @@ class NodeSignatures:
         if not phases or kept is None or found is None or _revision(kept) != _revision(found):
             return None
         lengths = [(each.cap, math.frexp(each.seen.seconds)[1]) for each in phases]
-        asked = (kept, lengths)
-        before, answer = self._told.get(key, (None, None))
-        if before != asked:
+        inputs = (kept, lengths)
+        before, answer = self._phase_answers.get(key, (None, None))
+        if before != inputs:
             found = replace(found, phases=merged_phases(found, self._published(key)), taken_at=None)
             is_news = merged_phases(kept, (*kept.phases, *found.phases)) != kept.phases
             answer = found if is_news else None
-            self._told.pop(key, None)
-            self._told[key] = asked, answer
-            _trim(self._told)
+            self._phase_answers.pop(key, None)
+            self._phase_answers[key] = inputs, answer
+            _trim(self._phase_answers)
         return answer
 
     def _published(self, key: _Key) -> tuple[WorkloadPhase, ...]:
@@ -349,14 +351,14 @@ class NodeSignatures:
         if written is None or not new:
             return kept.signature
         key = (pod.workload, gpu_model)
-        asked = (written, [(cap, math.frexp(seen.seconds)[1]) for cap, seen in new.items()])
+        inputs = (written, [(cap, math.frexp(seen.seconds)[1]) for cap, seen in new.items()])
         before, curve = self._curves.get(key, (None, {}))
-        if before != asked:
-            told = [_as_told(gpu_model, cap, seen, written.revision) for cap, seen in new.items()]
-            points = grown_curve(replace(written, gpu_model=gpu_model), told)
+        if before != inputs:
+            seen_here = [_as_published(gpu_model, cap, seen, written.revision) for cap, seen in new.items()]
+            points = grown_curve(replace(written, gpu_model=gpu_model), seen_here)
             curve = {point.thread_percentage: point.progress_ratio for point in points}
             self._curves.pop(key, None)
-            self._curves[key] = asked, curve
+            self._curves[key] = inputs, curve
             _trim(self._curves)
         return replace(kept.signature, cap_curve=curve)
 

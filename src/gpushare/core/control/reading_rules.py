@@ -9,7 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpushare.core.backoff import Backoff
+
 __all__ = [
+    "FAILED",
     "FIRST_SECONDS",
     "MINUTE_SECONDS",
     "MOST_STOPPED_SECONDS",
@@ -31,6 +34,8 @@ PATIENT_SECONDS: Final = 120.0
 # After a tenant change, a new profile or a reading, before a known workload is read: the loop acts first.
 QUIET_SECONDS: Final = 10.0
 PATIENT_BROKEN_SECONDS: Final = 30.0  # further wait of such a reading while a promise is broken
+# Of doubted workloads, which have a profile meanwhile: 9 failed readings in the first hour, then 2 in each.
+FAILED: Final = Backoff(first_seconds=10.0, longest_seconds=1800.0)
 _SOON: Final = 1e-9
 _AGAIN_SECONDS: Final = 2.0  # between two guesses at when a turn comes that others' minutes put off
 
@@ -62,6 +67,11 @@ class ReadingTenant:
         """Return whether its workload is known well enough not to be read at once."""
         return self.has_signature and not self.is_doubted
 
+    @property
+    def is_read_anew(self) -> bool:
+        """Return whether its workload has a signature, and is to be measured again."""
+        return self.has_signature and self.is_doubted
+
 
 @dataclass(slots=True)
 class PastReadings:
@@ -71,6 +81,7 @@ class PastReadings:
         active: the pods with clients.
         quiet_since: since when the set is unchanged and none of its workloads became known.
         stops: of each reading, when it ended, how many seconds it took, and the pods that it stopped.
+        failed: by pod, how many of its last readings failed, and when the last one did.
         is_any_unknown: whether one of them is to be read as soon as may be, as its workload is unknown.
     """
 
@@ -79,6 +90,7 @@ class PastReadings:
     stops: list[tuple[float, float, tuple[str, ...]]] = field(default_factory=list)
     read_at: dict[str, list[float]] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, tuple[int, float]] = field(default_factory=dict)
     is_any_unknown: bool = False
 
     def look(self, active: Sequence[str], known: Collection[str], now: float) -> None:
@@ -90,14 +102,35 @@ class PastReadings:
         self.is_any_unknown = False
         self.since = {uid: self.since.get(uid, now) for uid in active}
         self.read_at = {uid: at for uid, at in self.read_at.items() if uid in known}
+        self.failed = {uid: failures for uid, failures in self.failed.items() if uid in known}
         if self.active != (present := frozenset(active)):
             self.active, self.quiet_since = present, now
         self.stops = [stop for stop in self.stops if now - stop[0] < MINUTE_SECONDS]
 
     def ended(self, uid: str, spent_seconds: float, stopped: tuple[str, ...], now: float) -> None:
-        """Record a reading that has ended."""
+        """Record a reading that has ended; it counts as failed until `succeeded`."""
         self.stops.append((now, spent_seconds, stopped))
         self.read_at.setdefault(uid, []).append(now)
+        self.failed[uid] = self.failed.get(uid, (0, 0.0))[0] + 1, now
+
+    def succeeded(self, uid: str) -> None:
+        """Record that a pod's last reading gave a result."""
+        self.failed.pop(uid, None)
+
+    def settled(self, uids: Collection[str]) -> None:
+        """Forget the failed readings of pods that are not to be read anew."""
+        self.failed = {uid: failures for uid, failures in self.failed.items() if uid not in uids}
+
+    def anew_at(self, uid: str) -> float:
+        """Return when a pod whose workload is doubted may be read, by the failed readings of all such pods.
+
+        Most failures are the GPU's, so its tenants share the back-off: one neighbour pays for the readings of all
+        others. A pod without a failed reading may be read at once.
+        """
+        if uid not in self.failed:
+            return -math.inf
+        failures = sum(count for count, _ in self.failed.values())
+        return max(at for _, at in self.failed.values()) + FAILED.seconds(failures)
 
 
 def next_reading(
@@ -113,6 +146,7 @@ def next_reading(
     """
     if len(tenants) < 2:
         return None
+    record.settled({each.uid for each in tenants if not each.is_read_anew})
     wanted = [each for each in tenants if each.may_read and _is_wanted(each, record, now)]
     unknown = [each for each in wanted if not each.is_known]
     record.is_any_unknown = bool(unknown)
@@ -147,7 +181,9 @@ def next_turn(record: PastReadings, tenants: Sequence[ReadingTenant], now: float
         at = max(record.since[each.uid] + FIRST_SECONDS, last + APART_SECONDS)
         if each.is_known:
             at = max(at, record.quiet_since + patience, last + patience)
-        if not each.is_doubted and _is_seldom(each, record):
+        if each.is_read_anew:
+            at = max(at, record.anew_at(each.uid))
+        elif _is_seldom(each, record):
             at = max(at, record.read_at[each.uid][-1] + PATIENT_SECONDS)
         turns.append(at)
     if not turns:
@@ -158,11 +194,12 @@ def next_turn(record: PastReadings, tenants: Sequence[ReadingTenant], now: float
 def _is_wanted(tenant: ReadingTenant, record: PastReadings, now: float) -> bool:
     """Return whether a pod is to be read: soon if its workload is unknown, rarely if readings give nothing.
 
-    A workload whose windows contradict its signature is read again. So is one under a cap near which it was never
-    observed: its promise depends on its progress under that cap.
+    A workload whose windows contradict its signature is read again, with a back-off while readings fail: its
+    signature counts meanwhile. So is one under a cap near which it was never observed: its promise depends on its
+    progress under that cap.
     """
-    if tenant.is_doubted:
-        return True
+    if tenant.is_read_anew:
+        return now >= record.anew_at(tenant.uid) - _SOON
     if not tenant.is_light and tenant.has_signature and not tenant.lacks_cap:
         return False
     return not _is_seldom(tenant, record) or now - record.read_at[tenant.uid][-1] >= PATIENT_SECONDS

@@ -116,9 +116,9 @@ def relieved(
         for uid, tenant in sorted(known.tenants.items())
         if uid not in broken and may_be_throttled(tenant, settings)
     }
-    felt = known.costs
     helpers = {
-        victim: [donor for donor in lowest if felt[victim].get(donor, 0.0) >= LEAST_EFFECT] for victim in broken
+        victim: [donor for donor in lowest if known.costs[victim].get(donor, 0.0) >= LEAST_EFFECT]
+        for victim in broken
     }
     scale = {uid: max(_STEP, tenant.promise) for uid, tenant in known.tenants.items()}
 
@@ -138,7 +138,7 @@ def relieved(
         if donor is None:
             break
         found[donor] = max(lowest[donor], found[donor] - _STEP)
-        for uid, costs in felt.items():
+        for uid, costs in known.costs.items():
             if donor in costs or uid == donor:
                 progress[uid] = known.progress(uid, found)
     return _rounded(found)
@@ -186,12 +186,12 @@ def let_go(
             more = [each for each in throttled if raised[each] > duties[each]]
             if any(known.responses[uid].effect(each) >= LEAST_EFFECT for uid in broken for each in more):
                 continue
-            felt = [
+            affected = [
                 other
                 for other, response in known.responses.items()
                 if raised[other] >= FREE and any(response.effect(each) >= LEAST_EFFECT for each in more)
             ]
-            if all(known.room(other, raised) >= margin for other in felt):
+            if all(known.room(other, raised) >= margin for other in affected):
                 return raised
     return dict(duties)
 
@@ -217,5 +217,5 @@ def may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> 
             helps.append((tenant.order, uid))
         if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
             suffices.append((tenant.order, uid))
-    may_leave = [each for each in suffices if each in helps] or helps
-    return [uid for _, uid in sorted(may_leave, reverse=True)]
+    leaving = [each for each in suffices if each in helps] or helps
+    return [uid for _, uid in sorted(leaving, reverse=True)]

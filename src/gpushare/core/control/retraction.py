@@ -9,10 +9,11 @@ whose pod is still there is tried again.
 Times are seconds of the wall clock, passed as arguments.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from gpushare.core.api import JobClass
 from gpushare.core.backoff import Backoff
@@ -26,6 +27,12 @@ SILENT_SECONDS: Final = 150.0
 MOST_RECORDS: Final = 32  # as in the schema
 MOST_NEIGHBOURS: Final = 100  # as in the schema
 _RATE_SECONDS: Final = 60.0
+_DISRUPTION: Final = "DisruptionTarget"  # condition of an evicted pod
+_DEFAULT_RETRIES: Final = 6  # of a Job: backoffLimit
+_COUNT: Final = "Count"  # the actions of a Job's podFailurePolicy
+_IGNORE: Final = "Ignore"
+_ENDINGS: Final = frozenset({"FailJob", "FailIndex"})
+_ENDED_CODES: Final = frozenset({137, 143})  # by SIGKILL and by SIGTERM
 _LEAVING: Final = "another pod is leaving its GPU"
 
 
@@ -76,6 +83,7 @@ class Resident:
         leaving: it is being deleted, for any reason.
         ended: its containers have ended for good; a finalizer may keep the object for long.
         replaceable: it has a controller, which creates another pod in its place.
+        is_last_try: that controller is a Job that would fail instead (`fails_with_next`).
     """
 
     uid: str
@@ -84,11 +92,19 @@ class Resident:
     leaving: bool = False
     ended: bool = False
     replaceable: bool = True
+    is_last_try: bool = False
 
     @property
     def is_moving_out(self) -> bool:
         """Return whether it is being deleted and still has a part of its GPU: what it leaves is not known yet."""
         return self.leaving and not self.ended
+
+    @property
+    def why_final(self) -> str | None:
+        """Return why no other pod would be made in its place; None if one would."""
+        if not self.replaceable:
+            return "it has no controller that would make another pod in its place"
+        return "its Job has no retry left and would fail" if self.is_last_try else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,8 @@ class RetractionSituation:
         written: uids of pods whose intent the API has accepted; only those are evicted.
         evicted: by uid, when the API accepted a pod's eviction, for pods that have not left yet.
         last_left: by GPU UUID, when a pod was last seen moving out.
+        corrected: by uid, pods with an intent that exist and are not on its GPU: kubelet gave them another one, so
+            their annotation was corrected.
     """
 
     asks: tuple[RetractionAsk, ...] = ()
@@ -139,6 +157,7 @@ class RetractionSituation:
     written: frozenset[str] = frozenset()
     evicted: Mapping[str, float] = field(default_factory=dict)
     last_left: Mapping[str, float] = field(default_factory=dict)
+    corrected: Mapping[str, Resident] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +181,24 @@ class RetractionPlan:
 
 def plan_retractions(situation: RetractionSituation, settings: RetractionSettings, now: float) -> RetractionPlan:
     """Return the next steps; at most one pod is evicted at a time."""
-    records = {share: remembered(history, now) for share, history in situation.records.items()}
+    records = {share: without_expired(history, now) for share, history in situation.records.items()}
     done: list[tuple[str, tuple[RetractionRecord, ...]]] = []
     asks = {ask.pod_uid: ask for ask in situation.asks if not ask.is_stale}
-    # 1. Intents: if the pod has left, make a record; if nobody asks any more, or eviction is not allowed, drop it.
+    # 1. Intents: if the pod has left, make a record; if nobody asks any more, eviction is not allowed, or the pod
+    #    is on another GPU after all, drop it.
     for share, history in list(records.items()):
         for intent in [record for record in history if record.is_intent]:
-            resident = _resident(situation, intent.gpu, intent.pod_uid)
-            if resident is None or resident.leaving:
+            uid, corrected = intent.pod_uid, situation.corrected.get(intent.pod_uid)
+            resident = corrected or _resident(situation, intent.gpu, uid)
+            if resident is None or (resident.leaving and (corrected is None or uid in situation.evicted)):
                 recorded = _recorded(intent, records[share], now)
                 done.append((share, recorded))
                 records[share] = _with(records[share], recorded, now)
-            elif intent.pod_uid not in situation.evicted and (
-                intent.pod_uid not in asks or resident.ended or _objection(resident, settings) is not None
+            elif uid not in situation.evicted and (
+                corrected is not None
+                or uid not in asks
+                or resident.ended
+                or _objection(resident, settings) is not None
             ):
                 records[share] = tuple(one for one in records[share] if one != intent)
     # 2. New intents: at most one per calm GPU, for asks that may be followed.
@@ -182,7 +206,8 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
     never: dict[str, str] = {}
     for uid, ask in sorted(asks.items(), key=lambda item: (item[1].gpu, item[0])):
         resident = _resident(situation, ask.gpu, uid)
-        if resident is None or resident.leaving or resident.ended or _is_intended(records, uid):
+        is_settled = not _is_intended(records, uid) and uid not in situation.corrected
+        if resident is None or resident.leaving or resident.ended or not is_settled:
             continue
         objection = _objection(resident, settings)
         why = _doubt(situation, ask) or _unrest(situation, records, ask.gpu, settings, now)
@@ -202,12 +227,67 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
     if _evicted_lately(situation, records, now) < settings.per_minute:
         evict = min(due, key=lambda one: (one.at, one.pod_uid)).pod_uid if due else None
     else:
-        waiting |= {one.pod_uid: f"{settings.per_minute} pods were retracted within a minute" for one in due}
+        waiting |= {one.pod_uid: within_a_minute(settings.per_minute, "retracted") for one in due}
     changed = {share: history for share, history in records.items() if history != situation.records.get(share, ())}
     return RetractionPlan(changed, evict, tuple(done), waiting, never)
 
 
-def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[RetractionRecord, ...]:
+def within_a_minute(count: int, done: str) -> str:
+    """Return the sentence on why a pod waits once the cluster's rate of evictions is reached.
+
+    Args:
+        count: of the pods that left within a minute.
+        done: what was done to them, a participle.
+    """
+    return f"{count} {'pod was' if count == 1 else 'pods were'} {done} within a minute"
+
+
+def fails_with_next(job: Mapping[str, Any], index_failures: int = 0) -> bool:
+    """Return whether a Job (batch/v1, as JSON), or a pod's index of it, fails for good once that pod is evicted.
+
+    To a Job an evicted pod has failed, unless its podFailurePolicy says otherwise. An index that fails, fails the
+    Job: at once if maxFailedIndexes is passed, else once all other indexes have ended.
+
+    Args:
+        index_failures: how often the pod's index has failed so far, of a Job with backoffLimitPerIndex.
+    """
+    spec, status = job.get("spec") or {}, job.get("status") or {}
+    action = _action_on_eviction(spec)
+    if action != _COUNT:
+        return action in _ENDINGS
+    failed = (status.get("failed") or 0) + len((status.get("uncountedTerminatedPods") or {}).get("failed") or ())
+    if spec.get("podFailurePolicy") or spec.get("podReplacementPolicy") == "Failed":
+        failed += status.get("terminating") or 0  # those of other Jobs are counted when they are deleted
+    per_index, limit = spec.get("backoffLimitPerIndex"), spec.get("backoffLimit")
+    if per_index is not None and index_failures >= per_index:
+        return True
+    if limit is None:
+        limit = _DEFAULT_RETRIES if per_index is None else math.inf
+    return bool(failed >= limit)
+
+
+def _action_on_eviction(spec: Mapping[str, Any]) -> str:
+    """Return the action of the first rule of a Job's podFailurePolicy that an evicted pod meets.
+
+    Its exit code is not known before. So a rule on codes counts only if it would end the Job, or the index, at one
+    of those with which programs end that are told to.
+    """
+    for rule in (spec.get("podFailurePolicy") or {}).get("rules") or ():
+        action, on_codes = rule.get("action"), rule.get("onExitCodes")
+        if on_codes:
+            listed = frozenset(on_codes.get("values") or ())
+            met = _ENDED_CODES & listed if on_codes.get("operator") == "In" else _ENDED_CODES - listed
+            if met and action in _ENDINGS:
+                return str(action)
+        elif action in {_COUNT, _IGNORE, *_ENDINGS} and any(
+            one.get("type") == _DISRUPTION and (one.get("status") or "True") == "True"
+            for one in rule.get("onPodConditions") or ()
+        ):
+            return str(action)
+    return _COUNT
+
+
+def without_expired(records: Iterable[RetractionRecord], now: float) -> tuple[RetractionRecord, ...]:
     """Return the records without those whose back-off ended long ago, or that a later one replaced."""
     return tuple(
         one
@@ -265,7 +345,7 @@ def _with(
         first = replace(first, retractions=first.retractions + one.retractions)
         if now < (until := one.at + _RATE_SECONDS):
             kept.append(replace(one, neighbours=(), until=until, retractions=0))
-    return _newest(remembered((*kept, first, *others), now))
+    return _newest(without_expired((*kept, first, *others), now))
 
 
 def _newest(records: Iterable[RetractionRecord]) -> tuple[RetractionRecord, ...]:
@@ -300,8 +380,8 @@ def _objection(resident: Resident, settings: RetractionSettings) -> str | None:
         return "policy.retraction is none"
     if resident.job_class is not JobClass.THROUGHPUT:
         return f"pods of class {resident.job_class.value} are not retracted"
-    if not resident.replaceable:
-        return "it has no controller that would make another pod in its place"
+    if resident.why_final is not None:
+        return resident.why_final
     if not resident.share:
         return "it has no GpuShare yet"
     return None

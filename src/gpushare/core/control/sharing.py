@@ -22,6 +22,9 @@ from gpushare.core.progress import (
 # so little. The slowest of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
 ASLEEP_RATIO: Final = 0.05
 STARVED_RATIO: Final = 0.15
+# A window is decided by the counters if the inference's error is below this part of the prediction's, and small.
+_DECISIVE: Final = 0.6
+_MOST_ERROR: Final = 0.1
 DUTY_SLACK: Final = 0.1  # a window of a second or two may cut a throttle's cycle
 
 
@@ -164,3 +167,8 @@ ProfilesOf = Callable[[str, str], Sequence[KeptProfile]]
 
 JointOf = Callable[[ReadPod, str], KeptProfile | None]
 """Returns the profile of a pod's workload on a GPU model, where that is joined over namespaces; None otherwise."""
+
+
+def is_decided(error: float, predicted_error: float | None) -> bool:
+    """Return whether counters, not the prediction, decide what is inferred; None: no prediction."""
+    return error <= (_MOST_ERROR if predicted_error is None else min(_MOST_ERROR, _DECISIVE * predicted_error))

@@ -30,7 +30,7 @@ from gpushare.core.progress import BAD_FIT, FAR_FIT, progress_shown, shape_misfi
 _DIGITS: Final = 4  # of a cap curve's point in JSON
 
 
-def taken(
+def choose_signature(
     kept: WorkloadSignature | None,
     seen: Iterable[WorkloadSignature],
     spec: GpuShareSpec,
@@ -102,7 +102,7 @@ def joined_with(
     """Return the profile of a joined workload, with the points and phases that only this GpuShare's has."""
     if kept is None or kept == joint.profile:
         return joint.profile
-    return taken(joint.profile, [kept], spec, is_one_kind=True, now=now)
+    return choose_signature(joint.profile, [kept], spec, is_one_kind=True, now=now)
 
 
 def learnt_with(

@@ -1,5 +1,7 @@
 """Whether a pod's own latency target is met, judged from readings of its requests (docs/adr/0145).
 
+The record, and what becomes of it without a reading, are those of a rate too (`rate_reading`).
+
 Pure: readings and the reader's monotonic time are arguments. Clocks of the pod or of Prometheus are never compared
 with ours: a window is the time between two readings, by our clock.
 """
@@ -14,7 +16,7 @@ from gpushare.core.api import ConditionStatus, Slo, in_time
 
 LEAST_REQUESTS: Final = 20  # in a window; fewer say nothing about a quantile
 LONGEST_WINDOW_SECONDS: Final = 60.0  # a window that has too few requests by then is discarded
-WINDOWS_TO_SAY: Final = 2
+WINDOWS_TO_DECIDE: Final = 2  # in a row with the same result, until the verdict changes
 LOOKBACK_SECONDS: Final = 60.0  # a value from a query or summary is taken to cover this long
 TROUBLE_SECONDS: Final = 15.0  # without a reading, the last verdict stays for this long
 SIGN_SECONDS: Final = LONGEST_WINDOW_SECONDS + TROUBLE_SECONDS  # the loop forgets the last verdict after this long
@@ -44,6 +46,9 @@ class SloReason(StrEnum):
     NO_PROMETHEUS = "NoPrometheus"
     HOST_NETWORK = "HostNetwork"
     NOT_LATENCY = "NotLatency"
+    NOT_THROUGHPUT = "NotThroughput"
+    IDLE = "Idle"
+    IMPLAUSIBLE = "Implausible"
 
 
 # Reasons of a reading that yielded nothing.
@@ -55,6 +60,7 @@ SLO_TROUBLES: Final = (
     SloReason.NO_PROMETHEUS,
     SloReason.HOST_NETWORK,
     SloReason.NOT_LATENCY,
+    SloReason.NOT_THROUGHPUT,
 )
 
 
@@ -95,7 +101,42 @@ class SloTrouble:
     detail: str
 
 
-SloReading = RequestCounts | QuantileSample | SloTrouble
+@dataclass(frozen=True, slots=True)
+class CounterReading:
+    """Count of a pod since its process began; reading it took `took_seconds`."""
+
+    total: float
+    took_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RateSample:
+    """A rate computed by a Prometheus query; `stamp` as of a quantile."""
+
+    per_second: float
+    stamp: float | None = None
+
+
+SloReading = RequestCounts | QuantileSample | CounterReading | RateSample | SloTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class CountedAt:
+    """A counter as read at a moment of our clock, when the page had come; reading it took `took_seconds`."""
+
+    at: float
+    total: float
+    took_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """The rate between two readings; `error_ratio` is relative to it, one standard deviation."""
+
+    began_at: float
+    ends_at: float
+    per_second: float
+    error_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +171,9 @@ class SloRecord:
         trouble_at: since when readings fail; None while they work.
         resets: score of recent resets of the counts, see `_MOST_RESETS`.
         undecided_at: end of the first undecided window; None if the target is decided or no window has come.
+        trail: of a rate, the readings of the last minute, oldest first.
+        asked: of a rate by a query, the window of its last value.
+        measured_per_second: the rate in the last window that was judged.
     """
 
     met: ConditionStatus = ConditionStatus.UNKNOWN
@@ -146,6 +190,9 @@ class SloRecord:
     trouble_at: float | None = None
     resets: int = 0
     undecided_at: float | None = None
+    trail: tuple[CountedAt, ...] = ()
+    asked: RateWindow | None = None
+    measured_per_second: float | None = None
 
     def sign(self, now: float) -> SloSign | None:
         """Return the state to pass to the loop; None while it is unknown, or if no window has come for long."""
@@ -165,13 +212,15 @@ def read_slo(record: SloRecord, reading: SloReading, now: float, slo: Slo) -> Sl
     Without a readable value, or with too few requests for a minute, the verdict is unknown.
     """
     if isinstance(reading, SloTrouble):
-        return _after_trouble(record, reading, now)
-    problem = _problem(reading, slo) or _staleness(record, reading, now)
+        return after_trouble(record, reading, now)
+    if isinstance(reading, CounterReading | RateSample):
+        wrong = SloTrouble(SloReason.NO_SERIES, "the series is a counter, not a histogram or summary")
+        return after_trouble(record, wrong, now)
+    stamp = reading.stamp if isinstance(reading, QuantileSample) else None
+    problem = _problem(reading, slo) or staleness(record, stamp, now)
     if problem is not None:
-        return _after_trouble(record, problem, now)
-    if record.trouble_at is not None and record.met is ConditionStatus.UNKNOWN:
-        record = replace(record, reason=SloReason.STARTING, detail="read again, no window is complete yet")
-    record = replace(record, trouble_at=None)
+        return after_trouble(record, problem, now)
+    record = renewed(record)
     if isinstance(reading, QuantileSample):
         if reading.stamp is not None and reading.stamp == record.stamp:
             return record  # nothing new yet
@@ -187,18 +236,13 @@ def read_slo(record: SloRecord, reading: SloReading, now: float, slo: Slo) -> Sl
 def _after_counts(record: SloRecord, reading: RequestCounts | QuantileSample, now: float, slo: Slo) -> SloRecord:
     counted = reading if isinstance(reading, RequestCounts) else float(reading.total or 0.0)
     if not _continues(record.base, counted):
-        resets = record.resets if record.base is None else min(_MOST_RESETS, record.resets + 2)
-        record = replace(record, base=counted, base_at=now, resets=resets, in_a_row=0)
-        if resets < _MOST_RESETS:
-            return record
-        why = "its counts go back again and again: do several processes answer on the port?"
-        return _unknown(record, SloTrouble(SloReason.BAD_ANSWER, why))
+        return reset(replace(record, base=counted, base_at=now), was_read=record.base is not None)
     requests = _total(counted) - _total(record.base)
     if requests < LEAST_REQUESTS:
         if now - record.base_at < LONGEST_WINDOW_SECONDS:
             return record
         few = SloTrouble(SloReason.TOO_FEW_REQUESTS, f"fewer than {LEAST_REQUESTS} requests in a minute")
-        return _unknown(replace(record, in_a_row=0, base=counted, base_at=now), few)
+        return unknown(replace(record, in_a_row=0, base=counted, base_at=now), few)
     window = (record.base_at, now)
     after = replace(record, base=counted, base_at=now)
     seen = f" over {window[1] - window[0]:.0f} s, {requests:.0f} requests"
@@ -217,10 +261,18 @@ def _judged(
     record: SloRecord, slo: Slo, *, verdict: int, seconds: float, window: tuple[float, float], seen: str = ""
 ) -> SloRecord:
     """Return the record after a window; `verdict` is 1 for missed, -1 for met, 0 for neither."""
+    percent = f"p{slo.quantile_ratio * 100:.6g}"
+    detail = f"{percent} is {in_time(seconds)}{seen}, the target is {in_time(slo.target_seconds)}"
+    record = judged(record, verdict=verdict, window=window, detail=detail)
+    return replace(record, measured_seconds=seconds, target_seconds=slo.target_seconds)
+
+
+def judged(record: SloRecord, *, verdict: int, window: tuple[float, float], detail: str) -> SloRecord:
+    """Return the record after a window, without its figure; `verdict`: 1 for missed, -1 for met, 0 for neither."""
     in_a_row = 0 if verdict == 0 else verdict + (record.in_a_row if verdict * record.in_a_row > 0 else 0)
-    in_a_row = max(-WINDOWS_TO_SAY, min(WINDOWS_TO_SAY, in_a_row))
+    in_a_row = max(-WINDOWS_TO_DECIDE, min(WINDOWS_TO_DECIDE, in_a_row))
     met, reason, undecided_at = record.met, record.reason, None
-    if abs(in_a_row) == WINDOWS_TO_SAY:
+    if abs(in_a_row) == WINDOWS_TO_DECIDE:
         is_met = in_a_row < 0
         met = ConditionStatus.TRUE if is_met else ConditionStatus.FALSE
         reason = SloReason.MET if is_met else SloReason.MISSED
@@ -228,54 +280,69 @@ def _judged(
         undecided_at = window[1] if record.undecided_at is None else record.undecided_at
         is_long = window[1] - undecided_at >= BORDERLINE_SECONDS
         reason = SloReason.BORDERLINE if is_long else SloReason.STARTING
-    percent = f"p{slo.quantile_ratio * 100:.6g}"
-    detail = f"{percent} is {in_time(seconds)}{seen}, the target is {in_time(slo.target_seconds)}"
     return replace(
         record,
         met=met,
         reason=reason,
         detail=detail,
         in_a_row=in_a_row,
-        measured_seconds=seconds,
-        target_seconds=slo.target_seconds,
         window=window,
         resets=max(0, record.resets - 1),
         undecided_at=undecided_at,
     )
 
 
-def _after_trouble(record: SloRecord, trouble: SloTrouble, now: float) -> SloRecord:
+def renewed(record: SloRecord) -> SloRecord:
+    """Return the record once something can be read, as after trouble."""
+    if record.trouble_at is not None and record.met is ConditionStatus.UNKNOWN:
+        record = replace(record, reason=SloReason.STARTING, detail="read again, no window is complete yet")
+    return replace(record, trouble_at=None)
+
+
+def reset(record: SloRecord, *, was_read: bool) -> SloRecord:
+    """Return the record whose counts begin anew, as of a restarted process; unknown if they do again and again."""
+    resets = min(_MOST_RESETS, record.resets + 2) if was_read else record.resets
+    record = replace(record, resets=resets, in_a_row=0)
+    if resets < _MOST_RESETS:
+        return record
+    why = "its counts go back again and again: do several processes answer on the port?"
+    return unknown(record, SloTrouble(SloReason.BAD_ANSWER, why))
+
+
+def after_trouble(record: SloRecord, trouble: SloTrouble, now: float) -> SloRecord:
     """Keep the last verdict for a moment, then say why it is unknown; the next window starts anew."""
     since = now if record.trouble_at is None else record.trouble_at
     record = replace(record, trouble_at=since, base=None, in_a_row=0)
     if record.met is not ConditionStatus.UNKNOWN and now - since < TROUBLE_SECONDS:
         return record
-    return _unknown(record, trouble)
+    return unknown(record, trouble)
 
 
-def _unknown(record: SloRecord, why: SloTrouble) -> SloRecord:
+def unknown(record: SloRecord, why: SloTrouble) -> SloRecord:
+    """Return the record of a target of which nothing is known, for a reason."""
     return replace(
         record,
         met=ConditionStatus.UNKNOWN,
         reason=why.reason,
         detail=why.detail,
         measured_seconds=None,
+        measured_per_second=None,
         undecided_at=None,
     )
 
 
-def _staleness(record: SloRecord, reading: SloReading, now: float) -> SloTrouble | None:
+def staleness(record: SloRecord, stamp: float | None, now: float) -> SloTrouble | None:
     """Return the trouble with a source whose clock does not advance; its difference from ours does not matter."""
-    if not isinstance(reading, QuantileSample) or reading.stamp is None or reading.stamp > record.stamp:
+    if stamp is None or stamp > record.stamp:
         return None
-    if reading.stamp < record.stamp - STALE_SECONDS:  # its clock was set back; continue from there
+    if stamp < record.stamp - STALE_SECONDS:  # its clock was set back; continue from there
         return None
     if now - record.stamp_at < STALE_SECONDS:
         return None
     return SloTrouble(SloReason.STALE, f"Prometheus' own time stands still for {STALE_SECONDS:.0f} s and more")
 
 
-def _problem(reading: SloReading, slo: Slo) -> SloTrouble | None:
+def _problem(reading: RequestCounts | QuantileSample, slo: Slo) -> SloTrouble | None:
     """Return what is wrong with the figures of a reading; None if nothing is."""
     if isinstance(reading, QuantileSample):
         numbers = (reading.seconds, reading.total or 0.0)
@@ -284,8 +351,6 @@ def _problem(reading: SloReading, slo: Slo) -> SloTrouble | None:
                 SloReason.NOT_A_NUMBER, "the quantile is not a number: no requests, or a wrong series"
             )
         return None
-    if not isinstance(reading, RequestCounts):
-        return reading
     figures = (*reading.cumulative, reading.total)
     rising = all(a <= b for a, b in itertools.pairwise(figures))
     bounds = reading.bounds_seconds

@@ -17,8 +17,8 @@ from gpushare.core.control.window import WatchedTenant, WatchSettings
 
 _STEP: Final = 0.2  # most of a duty that is taken at once
 _LEAST_STEP: Final = 0.05
-_HELPED: Final = 0.8  # a quantile at or below this part of the first one: stopping neighbours helps
-_EASED: Final = 0.5  # of what the first was above the target: worth keeping, too little to move a pod for
+HELPED: Final = 0.8  # a quantile at or below this part of the first one: stopping neighbours helps
+EASED: Final = 0.5  # of what the first was above the target: worth keeping, too little to move a pod for
 _LEAST_COST: Final = 0.05  # progress lost to neighbours, as estimated, that suffices if no step could be tried
 CALM: Final = Backoff(first_seconds=30.0, longest_seconds=600.0)  # longer after each relapse
 GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless a tenant arrives
@@ -63,14 +63,14 @@ class SloRelief:
     @property
     def has_helped(self) -> bool:
         """Return whether the quantile fell when its neighbours gave up time."""
-        return self.first_seconds is not None and self.now_seconds <= _HELPED * self.first_seconds
+        return self.first_seconds is not None and self.now_seconds <= HELPED * self.first_seconds
 
     @property
     def has_eased(self) -> bool:
         """Return whether the quantile came nearer to the target when its neighbours gave up time."""
         if self.first_seconds is None or not self.now_seconds < self.first_seconds:
             return False
-        return self.now_seconds - self.target_seconds <= _EASED * (self.first_seconds - self.target_seconds)
+        return self.now_seconds - self.target_seconds <= EASED * (self.first_seconds - self.target_seconds)
 
     def is_pressing(self, now: float) -> bool:
         """Return whether it is missed and neighbours may be the cause."""
@@ -109,7 +109,7 @@ class SloRelief:
         """
         if self.asked_seconds is None or self.left_at == float("-inf"):
             return self
-        if self.now_seconds > _HELPED * self.asked_seconds:
+        if self.now_seconds > HELPED * self.asked_seconds:
             return self.given_up(now)
         return replace(self, asked_seconds=None)
 

@@ -226,6 +226,8 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
+        if each.is_anew:
+            record = replace(record, response=None, lately=(), broken_seconds=0.0, hopeless_seconds=0.0)
         before, lately = record.response, _since(record, window.ends_at - window.seconds - _UNSEEN_SECONDS)
         if lately and starting - {each.uid}:
             before = lately[0][1]
@@ -309,6 +311,7 @@ def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:
 def _figures(known: KnownTenants, uid: str) -> str:
     tenant = known.tenants[uid]
     made = f"makes {tenant.progress:.2f} +- {tenant.error:.2f} of its progress alone"
+    made = f"{made} by its own count" if tenant.by_report else made
     return f"{made}, {tenant.promise:.2f} are promised"
 
 
@@ -511,8 +514,8 @@ def _with_throttled_seconds(
 def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> LeavingCause | None:
     """Return which tenant should leave, and why; None if nothing calls for a retraction.
 
-    A throttle that keeps the promise may last as long as sharing gains more than it costs. For latency targets,
-    which a tenant reports itself, at most one tenant an hour leaves a GPU.
+    A throttle that keeps the promise may last as long as sharing gains more than it costs. For what a tenant
+    reports itself, a latency target or a promise that the counters see kept, at most one an hour leaves a GPU.
     """
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
@@ -524,9 +527,12 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
             why = f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
         else:
             continue
+        by_report, in_vain = known.tenants[uid].by_report, known.tenants[uid].in_vain
+        if by_report and (in_vain or now - state.left_for_target_at < GIVEN_UP_SECONDS):
+            continue
         leaving = next(iter(may_leave(known, uid, known.duties)), None)
         if leaving is not None:
-            return LeavingCause(leaving, why)
+            return LeavingCause(leaving, why, uid if by_report else None)
     return _missed_target(state, known, now, settings) or _lasting_throttle(state, known, now, settings)
 
 

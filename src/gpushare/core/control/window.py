@@ -25,6 +25,9 @@ class WatchedTenant:
         alone: its progress under its cap with every neighbour stopped; 1 if unknown.
         is_light: whether it is only known to hardly use the GPU.
         slo: state of its own latency target; None if it has none, or nothing can be read.
+        by_report: whether only what its program reports shows its promise missed (`rate_belief`).
+        in_vain: whether what neighbours gave up has not brought its reported rate nearer to its target so far.
+        is_anew: whether `progress` is measured otherwise than in the windows before, so that estimates begin anew.
     """
 
     uid: str
@@ -38,6 +41,9 @@ class WatchedTenant:
     alone: float = 1.0
     slo: SloSign | None = None
     is_light: bool = False
+    by_report: bool = False
+    in_vain: bool = False
+    is_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

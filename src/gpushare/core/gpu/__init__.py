@@ -20,6 +20,7 @@ from gpushare.core.gpu.devices import (
     GpuSample,
     Health,
 )
+from gpushare.core.gpu.drivers import MINIMUM_DRIVER, check_driver
 from gpushare.core.gpu.exclusive import ModeChange, mode_change
 from gpushare.core.gpu.likeness import FITTED_ON, calibration_warning, interval_widening
 from gpushare.core.gpu.outside import AGAIN_SECONDS, Found, OutsideProcess, OutsideWatch, look, pids_outside
@@ -33,6 +34,7 @@ __all__ = [
     "CHECKSUM",
     "COUNTERS",
     "FITTED_ON",
+    "MINIMUM_DRIVER",
     "MIN_SIGNATURE_SECONDS",
     "SHORTFALLS",
     "ArtefactError",
@@ -53,6 +55,7 @@ __all__ = [
     "artefact_from_json",
     "artefact_problem",
     "calibration_warning",
+    "check_driver",
     "checksum",
     "interval_widening",
     "look",

@@ -4,6 +4,7 @@
 `MpsControl` is in `gpushare.mps`. Both implementations of each must pass the same contract test.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -103,6 +104,10 @@ class Devices(Protocol):
 
     def list(self) -> tuple[GpuInfo, ...]:
         """Return the node's GPUs by index."""
+        ...
+
+    def left_out(self) -> Mapping[int, str]:
+        """Return why a GPU that the driver counts cannot be read, by index; `list` lacks these GPUs."""
         ...
 
     def health(self, uuid: str) -> GpuHealth:

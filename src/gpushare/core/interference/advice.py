@@ -95,9 +95,9 @@ def preferred(progress: Array, judged: Array, floors: Array) -> int:
     return int(np.lexsort((-progress.sum(axis=1), np.round(lacking, 3)))[0])
 
 
-def best_number(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> tuple[Advice, ...]:
+def best_number(model: InterferenceModel, wishes: Sequence[Wish]) -> tuple[Advice, ...]:
     """Return advice for the first wish, the first two, and so on; `recommended_number` picks the best."""
-    return tuple(best_caps(model, wishes[:count], cautious=cautious) for count in range(1, len(wishes) + 1))
+    return tuple(best_caps(model, wishes[:count]) for count in range(1, len(wishes) + 1))
 
 
 def recommended_number(advices: Sequence[Advice]) -> int:

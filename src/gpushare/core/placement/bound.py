@@ -1,4 +1,4 @@
-"""Pods that already run: the resources they hold, by their decision or limit, if their annotations do not tell."""
+"""Pods that are bound already: what they hold, by their decision or limit if their annotations do not say it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,10 @@ def bound_request(asked: PlacementRequest | Rejection, pod: PodView, decision: D
 
 
 def resize(state: ClusterState, pod: PodView) -> bool:
-    """Count the present CPU and memory requests of a reserved pod; return whether that frees any of its node's.
+    """Count a reserved pod's present CPU and memory requests; return whether that frees CPU or memory of its node.
 
-    They can be changed in place, by default since Kubernetes 1.33. Its GPUs, share and age stay.
+    A running pod's requests can be changed in place, by default since Kubernetes 1.33. Its GPUs, share and age
+    stay.
     """
     reservation = state.reservation(pod.uid)
     if reservation is None:
@@ -75,15 +76,18 @@ class Undecided:
         """Forget a pod that is gone or has a decision now; the caller releases its reservation."""
         self._pods.pop(uid, None)
 
-    def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
+    def place(self, uid: str, allocated: Sequence[str] = ()) -> bool:
         """Reserve GPUs for a pod: those on which its node's agent lists it (`allocated`), else the freest.
 
-        They are fewer than it asked for if the node has lost one of them.
+        If the node has lost some of its GPUs, the pod gets fewer than it asked for.
+
+        Returns:
+            Whether others were reserved for it before, or more of them: those are free now.
         """
         node, request = self._pods[uid]
         row = self._state.row(node)
         if row is None:
-            return
+            return False
         uuids = self._state.uuids(row)
         before = self._state.reservation(uid)
         known = [slot for slot, uuid in enumerate(uuids) if uuid in allocated]
@@ -91,7 +95,7 @@ class Undecided:
             is_whole = before.slots is not None and len(before.slots) == len(before.placement.gpu_uuids)
             stays = tuple(known) == before.slots if known else is_whole
             if stays and before.request == request:
-                return
+                return False
             self._state.release(uid)
         if 0 < len(known) <= request.gpu_count:
             slots = known
@@ -101,9 +105,14 @@ class Undecided:
         usable = min((int(self._state.memory_usable_mib[slot, row]) for slot in slots), default=0)
         memory_mib = usable * request.share_milli // GPU_MILLI
         self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
+        return before is not None
 
-    def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
-        """Reserve GPUs for every such pod of a node whose GPUs or tenants changed."""
-        for uid, (at, _) in tuple(self._pods.items()):
-            if at == node:
-                self.place(uid, allocated.get(uid, ()))
+    def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> bool:
+        """Reserve GPUs for every such pod of a node whose GPUs or tenants changed.
+
+        Returns:
+            Whether GPUs were reserved for one of them before that are free now.
+        """
+        on_node = [uid for uid, (at, _) in self._pods.items() if at == node]
+        moved = [self.place(uid, allocated.get(uid, ())) for uid in on_node]  # each of them, also after the first
+        return any(moved)

@@ -22,8 +22,8 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 TIE_WEIGHT: Final = 0.4
 """Policies score in whole points, with less than 0.2 between equals, so a gain of -1 to 1 times this decides only
 between equals."""
-_LEAST: Final = 1e-3
-_APART: Final = 9e9  # after every promise
+_LEAST: Final = 1e-3  # of a promise, to divide by
+_APART: Final = 9e9  # ranks a GPU that a retraction closes to the newcomer behind every GPU with a broken promise
 
 
 class Cautious:

@@ -16,7 +16,8 @@ MOST_STOPPED: Final = 0.9
 """Largest part of the time for which a tenant is stopped, as in the agent."""
 _ROUNDING: Final = 1e-6
 _EQUAL: Final = 1e-5
-"""Predictions are sums of 32-bit floats: the same one differs by 1e-7 with what is predicted beside it."""
+"""Figures that differ by less are equal. Predictions are sums of 32-bit floats, so the prediction of a set
+differs by 1e-7 with the sets that are predicted in the same call."""
 
 
 def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_stop: BoolArray) -> FloatArray:

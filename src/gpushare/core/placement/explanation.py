@@ -6,17 +6,18 @@ Where the cluster may not be read, `account` says what the pod's own objects say
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuNode, GpuShare, GpuStatus, PodPlacement, Rejection, TenantStatus
 from gpushare.core.interference import Forecast, InterferenceModel, predict_worst, promised_progress
+from gpushare.core.placement.caps import UNCAPPED_PERCENT
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.keeping import KeptGpus
 from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.probation import clock_time, why_unread
 from gpushare.core.placement.search import Candidates
-from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest, tolerated
+from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest, Tenant, tolerated
 
 _EQUAL: Final = 1e-6  # scores that differ by less are equal
 
@@ -171,11 +172,12 @@ def explain(
     standing, better = _standing(found, placed, now)
     # 3. Its neighbours: what each was promised, what the model predicts for the set, what was measured.
     place = placed if placed is not None else now if isinstance(now, Placement) else None
-    gpus = tuple(
-        _gpu(request, context, model, place, uuid, defaults=defaults, seen=seen or {})
-        for place in ((place,) if place else ())
-        for uuid in place.gpu_uuids
-    )
+    gpus: tuple[ExplainedGpu, ...] = ()
+    if place is not None:
+        gpus = tuple(
+            _gpu(request, context, model, place, uuid, defaults=defaults, seen=seen or {})
+            for uuid in place.gpu_uuids
+        )
     # 4. What was done, and why not elsewhere.
     elsewhere = elsewhere_of(found)
     return Explanation(
@@ -219,11 +221,10 @@ def account(
     by_uuid = {gpu.uuid: gpu for node in nodes for gpu in node.status.gpus}
     listed = share.status.placements if share is not None else ()
     own = next((each for each in listed if each.pod_uid == uid), None)
-    gpus = tuple(
-        _gpu_as_read(place.node, uuid, by_uuid.get(uuid), uid, _subject(request, place, own))
-        for place in ((placed,) if placed else ())
-        for uuid in place.gpu_uuids
-    )
+    gpus: tuple[ExplainedGpu, ...] = ()
+    if placed is not None:
+        subject = _subject(request, placed, own)
+        gpus = tuple(_gpu_as_read(placed.node, uuid, by_uuid.get(uuid), uid, subject) for uuid in placed.gpu_uuids)
     return PodAccount(request, placed, gpus, _done(share, happened), "")
 
 
@@ -337,10 +338,9 @@ def _gpu(
     defaults: Defaults,
     seen: Mapping[str, TenantStatus],
 ) -> ExplainedGpu:
-    state = context.state
-    node = state.spec(place.node)
+    node = context.state.spec(place.node)
     gpu_model = next((gpu.model for gpu in node.gpus if gpu.uuid == uuid), "") if node else ""
-    subject = (
+    subject = _Occupant(
         request.pod_uid,
         request.share_milli,
         tolerated(request, request.known, defaults),
@@ -348,36 +348,65 @@ def _gpu(
         request.known,
         request.is_auto,
     )
-    others = []
-    for each in state.tenants(uuid):
-        own = each.known.max_slowdown if each.known is not None else None
-        tolerates = each.max_slowdown if own is None else own
-        others.append(
-            (each.pod_uid, each.share_milli, tolerates, each.thread_percentage, each.known, each.is_auto)
-        )
-    members = [subject, *others]
-    # A present process runs under the cap that it connected with, whatever was decided since.
-    in_force = [
-        (seen[pod].thread_percentage_in_force if pod in seen else None) or cap for pod, *_, cap, _, _ in members
-    ]
+    occupants = [subject, *map(_Occupant.of, context.state.tenants(uuid))]
+    in_force = [each.cap_in_force(seen.get(each.pod)) for each in occupants]
     predicted = _predicted(
-        model, gpu_model, [(known, cap or 100) for (*_, known, _), cap in zip(members, in_force, strict=True)]
+        model, gpu_model, [(each.known, cap) for each, cap in zip(occupants, in_force, strict=True)]
     )
-    tenants = []
-    for (pod, milli, tolerates, cap, known, is_auto), forecast in zip(members, predicted, strict=True):
-        seen_of = seen.get(pod)
-        share = max(1, milli // MILLI_PER_PERCENT)
-        profile = known.profile if known is not None else None
-        phases = len(profile.phases) if profile is not None else 0
-        promise = promised_progress(profile, share, max(1.0, tolerates), is_auto=is_auto)
-        if seen_of is not None and seen_of.promise_ratio is not None:
-            promise = seen_of.promise_ratio  # the promise that the agent keeps now
-        tenants.append(
-            ExplainedTenant(
-                pod, pod == request.pod_uid, share, cap, promise, profile is not None, forecast, seen_of, phases
-            )
+    return ExplainedGpu(
+        uuid,
+        place.node,
+        gpu_model,
+        tuple(
+            _explained(each, forecast, seen.get(each.pod), is_subject=each is subject)
+            for each, forecast in zip(occupants, predicted, strict=True)
+        ),
+    )
+
+
+class _Occupant(NamedTuple):
+    """The pod in question, or another tenant of its GPU."""
+
+    pod: str
+    share_milli: int
+    max_slowdown: float
+    cap: int | None
+    known: KnownWorkload | None
+    is_auto: bool
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> Self:
+        """Return a tenant of the state, with the slowdown that its workload tolerates if that says so."""
+        own = tenant.known.max_slowdown if tenant.known is not None else None
+        tolerates = tenant.max_slowdown if own is None else own
+        return cls(
+            tenant.pod_uid, tenant.share_milli, tolerates, tenant.thread_percentage, tenant.known, tenant.is_auto
         )
-    return ExplainedGpu(uuid, place.node, gpu_model, tuple(tenants))
+
+    def cap_in_force(self, seen: TenantStatus | None) -> int:
+        """Return the cap that its processes run under, whatever was decided since; else that of its decision."""
+        return (seen.thread_percentage_in_force if seen is not None else None) or self.cap or UNCAPPED_PERCENT
+
+
+def _explained(
+    occupant: _Occupant, forecast: Forecast | None, seen: TenantStatus | None, *, is_subject: bool
+) -> ExplainedTenant:
+    profile = occupant.known.profile if occupant.known is not None else None
+    share_percent = max(1, occupant.share_milli // MILLI_PER_PERCENT)
+    promise = promised_progress(profile, share_percent, max(1.0, occupant.max_slowdown), is_auto=occupant.is_auto)
+    if seen is not None and seen.promise_ratio is not None:
+        promise = seen.promise_ratio  # the promise that the agent keeps now
+    return ExplainedTenant(
+        occupant.pod,
+        is_subject,
+        share_percent,
+        occupant.cap,
+        promise,
+        profile is not None,
+        forecast,
+        seen,
+        len(profile.phases) if profile is not None else 0,
+    )
 
 
 def _predicted(

@@ -105,7 +105,8 @@ def lost_place(state: ClusterState, reservation: Reservation) -> str:
         gpu = f"GPU {state.uuids(row)[slot]}"
         if not state.healthy[slot, row]:
             return f"{gpu} has become unhealthy"
-        if state.share_free_milli[slot, row] < 0 or state.memory_free_mib[slot, row] < 0:
+        is_overfull = state.share_free_milli[slot, row] < 0 or state.memory_free_mib[slot, row] < 0
+        if is_overfull or state.clients[slot, row] > _MAX:
             return f"{gpu} has been filled by others meanwhile"
     return ""
 

@@ -23,8 +23,9 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 MOST_SETS: Final = 20_000
 SETS_PER_GPU: Final = 16
 LEAST_SETS: Final = 256
-"""Sets that are remembered beyond one for each GPU, at most 1 KB each and 27 bytes for each kind of newcomer; with
-more, everything is computed anew. That takes time for each GPU, so a small cluster remembers fewer."""
+"""At most this many sets are remembered beyond one for each GPU: `LEAST_SETS` and `SETS_PER_GPU` for each GPU, but
+no more than `MOST_SETS`. A set takes at most 1 KB, and 27 bytes for each kind of newcomer. With more sets
+everything is computed anew, which takes time for each GPU, so a small cluster remembers fewer."""
 MOST_NEWCOMERS: Final = 256
 """Kinds of newcomers whose verdicts are remembered, those that were asked about last."""
 MOST_IMAGINED_SETS: Final = 4096
@@ -196,12 +197,12 @@ class Judge:
     def is_profiled(self, state: ClusterState, pod_uid: str) -> bool:
         """Return whether the workload of a placed pod has a profile."""
         reservation = state.reservation(pod_uid)
-        known = (
-            (reservation.request.known if reservation is not None else None)
-            if self._known is None
-            else self._known(pod_uid)
-        )
+        known = self._known_now(pod_uid, reservation.request.known if reservation is not None else None)
         return known is not None and known.profile is not None
+
+    def _known_now(self, pod_uid: str, at_placement: KnownWorkload | None) -> KnownWorkload | None:
+        """Return what is known of a tenant's workload: now, or when it was placed if nobody tells of now."""
+        return at_placement if self._known is None else self._known(pod_uid)
 
     def resident_sets(self, state: ClusterState) -> IntArray:
         """Return the id of the set of tenants on each GPU, (width, rows)."""
@@ -216,9 +217,12 @@ class Judge:
         self._seen = state.change_count
         for row in changed.tolist():
             clients = state.clients[:, row].tolist()
-            for slot, uuid in enumerate(state.uuids(row)):
+            self._resident[:, row] = EMPTY  # also of slots that the row has no GPU for any more
+            for slot in range(len(clients)) if self._apart else ():
                 self._apart.pop((slot, row), None)
-                self._resident[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else EMPTY
+            for slot, uuid in enumerate(state.uuids(row)):
+                if clients[slot]:
+                    self._resident[slot, row] = self._set_of(state, slot, row, uuid)
         return self._resident
 
     def census(self, state: ClusterState) -> IntArray:
@@ -262,7 +266,7 @@ class Judge:
         """Return the tenants of a GPU without one of them."""
         gpu_model = state.model_names[int(state.model_ids[slot, row])]
         members = [
-            _member(tenant, tenant.known if self._known is None else self._known(tenant.pod_uid), gpu_model)
+            _member(tenant, self._known_now(tenant.pod_uid, tenant.known), gpu_model)
             for tenant in state.tenants(state.uuids(row)[slot])
             if tenant.pod_uid != pod_uid
         ]
@@ -295,7 +299,7 @@ class Judge:
         if names not in self._places:
             found = []
             for uid, reservation in state.reservations.items():
-                known = reservation.request.known if self._known is None else self._known(uid)
+                known = self._known_now(uid, reservation.request.known)
                 if known is not None and known.name in names and reservation.slots is not None:
                     found += [(slot, reservation.row) for slot in reservation.slots]
             self._places[names] = found
@@ -306,7 +310,7 @@ class Judge:
         members: list[Member] = []
         apart: list[KeptApart] = []
         for tenant in state.tenants(uuid):
-            known = tenant.known if self._known is None else self._known(tenant.pod_uid)
+            known = self._known_now(tenant.pod_uid, tenant.known)
             members.append(_member(tenant, known, gpu_model))
             if known is not None:
                 apart += known.apart
@@ -364,7 +368,8 @@ class Judge:
             return True
         members: list[Member] = []
         for tenant in tenants:
-            known = (self._known(tenant.pod_uid) if self._known is not None else None) or tenant.known
+            # A hypothetical tenant is a pod that the caller may not have told the judge about.
+            known = self._known_now(tenant.pod_uid, tenant.known) or tenant.known
             if _are_apart(request.known, known, now):
                 return False
             members.append(_member(tenant, known, gpu_model))

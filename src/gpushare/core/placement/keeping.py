@@ -99,8 +99,8 @@ def keep(
 ) -> tuple[tuple[KeptGpus, ...], frozenset[str]]:
     """Return the GPUs to keep, one place for each pod: highest priority first, then longest waiting.
 
-    A pod that would not even fit an empty GPU gets none, and blocks nobody. With `before` its search is one of the
-    few of this second, so the caller examines it again only after others have had their turn.
+    A pod that would not even fit an empty GPU gets none, and blocks nobody. With `before`, each such pod uses up
+    one of the few searches of this second, so the caller should examine it again only after the others.
 
     Args:
         before: the GPUs kept a second ago. Most places are then only checked again, and a few are searched anew in
@@ -222,8 +222,8 @@ class _Search:
     def _parts(self, pod: WaitingPod, possible: BoolArray) -> Iterator[BoolArray]:
         """Yield the possible GPUs of nodes with enough CPU and memory, then those whose tenants may leave enough.
 
-        They are apart, as GPUs often have the most free share because nobody finds CPU on their nodes; those would
-        be all that is looked at.
+        Only the `CANDIDATES` with the most free share are examined. Often these are on nodes whose CPU is used up,
+        where nobody takes the share, so the nodes with enough CPU come first, on their own.
         """
         state = self.what_if.state
         suffices = state.cpu_free_milli >= pod.request.cpu_milli

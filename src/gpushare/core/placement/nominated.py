@@ -27,8 +27,8 @@ LONGEST_SECONDS: Final = 3600.0
 """How long a nomination counts. kube-scheduler tries a pod again within 300 s, and prepares its volumes for 600 s
 at most before it binds it, so an older nomination was left behind.
 
-Nor does a victim count that is still there so long after kubelet should have killed it: it does not end, while
-each word that kube-scheduler writes of the nominated pod renews the nomination."""
+A victim that is still present so long after kubelet should have killed it does not count as leaving either. It may
+never end, and meanwhile every status that kube-scheduler writes on the nominated pod renews the nomination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class NominatedPod:
     """A pod that is not bound but nominated to a node.
 
     Attributes:
-        since: when it was, Unix time; inf if that is not known: then it counts from the pod's beginning.
+        since: when it was nominated, Unix time; inf if that is not known: then since it was queued.
     """
 
     pod: WaitingPod
@@ -73,8 +73,8 @@ def places_on(
 ) -> tuple[KeptGpus, ...]:
     """Return the GPUs of a node that are kept for the pods nominated to it, highest priority first.
 
-    A pod's place is the one that the decision gives it as soon as it fits: now, or after the first of the pods
-    that are being deleted have left. Pods before it count as tenants; of equal priorities the largest request
+    A pod's place is the one that the decision gives it as soon as it fits: now, or once some of the pods that are
+    being deleted have left. Nominated pods before it count as tenants; of equal priorities the largest request
     comes first. A pod that fits nowhere even after all have left has no place.
 
     Args:
@@ -110,9 +110,10 @@ def places_on(
 
 
 def _is_too_old(nominated: NominatedPod, now: float) -> bool:
-    """Return whether a nomination does not count any more, by the pod's beginning if its time cannot be right.
+    """Return whether a nomination is too old to count; if its time cannot be right, by when the pod was queued.
 
-    Whoever may patch a pod may write what `managedFields` say: nothing, or a time to come.
+    The time comes from the pod's `managedFields`. Whoever may patch a pod may remove them, or write a time in the
+    future.
     """
     since = nominated.since if nominated.since <= now + LONGEST_SECONDS else nominated.pod.request.queued_at
     return now - since > LONGEST_SECONDS

@@ -31,12 +31,12 @@ def choose_victims(
     request fits beside is spared. Of the GPUs the one with the fewest and lowest victims is taken. A request for
     several GPUs is tried on those with the fewest and lowest tenants, and on all of the node.
 
-    Whole decisions take milliseconds, so the sums of shares, memory and CPU are asked first: most often the pods
-    that these spare can be spared, and one decision confirms it.
+    A whole decision takes milliseconds, so pods are first spared by the sums of shares, memory and CPU alone. Most
+    often one decision then confirms that the rest suffices.
 
     Args:
         priority: of the pod to place; only pods of lower priority are evicted.
-        priorities: those of our pods by uid.
+        priorities: by uid, those of our pods.
         proposed: uids that kube-scheduler proposes. Others' pods among them leave in any case; the state counts
             their CPU and memory as free already.
     """
@@ -113,8 +113,8 @@ def _fits_without(request: PlacementRequest, context: DecisionContext, node: str
 def _sums_suffice(request: PlacementRequest, state: ClusterState, row: int, leaving: Iterable[str]) -> bool:
     """Return whether shares, memory and CPU suffice without these pods; if not, no decision places the request.
 
-    kubelet's shares must suffice too, else kube-scheduler would not ask about the node again: it offers those of
-    the healthy GPUs, of which the tenants of all count, also of those that have failed.
+    So must the node's allocatable shares, as kube-scheduler counts them; otherwise it would not ask about the node
+    again. They are those of the healthy GPUs, but the tenants of failed GPUs are subtracted too.
     """
     share, memory = state.share_free_milli[:, row].copy(), state.memory_free_mib[:, row].copy()
     cpu_milli, node_memory_mib = int(state.cpu_free_milli[row]), int(state.node_memory_free_mib[row])

@@ -1,11 +1,11 @@
 """Probation: a pod whose workload is unknown and could not be profiled in place gets a GPU to itself for a while.
 
-In place, a workload is profiled while its neighbours are stopped for a moment (docs/design.md 4). Pods of class
-latency are never stopped, without freezing no pod is, and on GPUs before Hopper none for as long as their counters
-take (docs/adr/0225). There a pod prefers an empty GPU, which is then closed
-for others until its workload is profiled or the window ends. A workload has at most one such pod, a namespace one
-at a time (its users choose workload names), and the cluster `most`. Other pods go where they fit, with their
-shares as caps.
+In place, a workload is profiled while its neighbours are stopped for a moment (docs/design.md 4). That is not
+possible beside pods of class latency, which are never stopped, where pods cannot be frozen at all, and on GPUs
+before Hopper, whose counters take longer than a pod may be stopped (docs/adr/0225). There a pod prefers an empty
+GPU, which is then closed for others until its workload is profiled or the window ends. A workload has at most one
+such pod, a namespace one at a time (its users choose workload names), and the cluster `most`. Other pods go where
+they fit, with their shares as caps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import JobClass, Reason, Rejection
-from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
+from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm, Unprofiled
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.judge import Judge
 from gpushare.core.placement.search import PlacementPolicy
@@ -209,16 +209,23 @@ def on_probation(
     if request.gpu_count != 1 or request.share_milli >= GPU_MILLI or not settings.seconds:
         return None
     closed = closed_places(state, judge, now)
-    seeks = (
-        request.unprofiled is not None
-        and len(closed) < settings.most
-        and (not settings.freezes or state.latency_count > 0 or bool(np.count_nonzero(state.unreadable)))
-        and not state.closed_gpus.has_one_of(request.unprofiled.workloads)
-        and not any(each.closed.term.namespace == request.unprofiled.namespace != "" for each in closed)
-    )
+    is_unreadable_somewhere = not settings.freezes or state.latency_count > 0 or bool(state.unreadable.any())
+    seeks = is_unreadable_somewhere and _may_have_gpu(request.unprofiled, state, closed, settings)
     if not closed and not seeks:
         return None
     return Probationary(policy, request, closed, settings, now, seeks=seeks)
+
+
+def _may_have_gpu(
+    unprofiled: Unprofiled | None, state: ClusterState, closed: Sequence[ClosedPlace], settings: ProbationSettings
+) -> bool:
+    """Return whether a workload may have a GPU to itself, by the limits on cluster, workload and namespace."""
+    if unprofiled is None or len(closed) >= settings.most:
+        return False
+    if state.closed_gpus.has_one_of(unprofiled.workloads):
+        return False
+    namespaces = {each.closed.term.namespace for each in closed}
+    return not unprofiled.namespace or unprofiled.namespace not in namespaces
 
 
 def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> int:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 CHANGES_PER_ROW: Final = 16
 LEAST_CHANGES: Final = 256
-"""Most changes that are listed: so many for each row, and so many more. By then most rows have changed, and an
-update costs what computing everything anew does."""
+"""At most `LEAST_CHANGES`, and `CHANGES_PER_ROW` for each row, of the latest changes are listed. After more, most
+rows have changed, and updating only those costs as much as computing everything anew."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class RowChanges:
         return self._dropped + len(self._rows)
 
     def add(self, row: int, of_rows: int) -> None:
-        """Record that one of so many rows has changed."""
+        """Record that a row has changed, of `of_rows` in all."""
         self._rows.append(row)
         if len(self._rows) > CHANGES_PER_ROW * of_rows + LEAST_CHANGES:
             older = len(self._rows) // 2

@@ -56,7 +56,8 @@ class WhatIf:
             tenants: its present tenants.
             gone: uids of tenants that leave.
             plus: requests of tenants that arrive.
-            caps: theirs, by pod uid; who is not among them has its smallest.
+            caps: by pod uid, the thread percentage of tenants that arrive; by default the smallest that each may
+                have.
             counts_node: whether the node's CPU and memory must suffice too.
         """
         (_, row), shape, state = at, pod.request.shape, self.state

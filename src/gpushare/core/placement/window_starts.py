@@ -18,11 +18,12 @@ _ROUNDED_SECONDS: Final = 1.0  # a node's times are whole seconds, rounded down
 class WindowStarts:
     """By how much the nodes' clocks are behind the caller's, noted for each pod on probation as it starts.
 
-    Neither the node's times alone nor the time from kubelet's taking the pod up to its start would do: a node's
-    clock may be wrong, and kubelet may take a pod up minutes after the decision (docs/adr/0233).
+    Neither the start time by the node's clock alone nor the time from kubelet's acceptance of the pod to its start
+    would do: a node's clock may be wrong, and kubelet may accept a pod minutes after the decision (docs/adr/0233).
 
-    Where the caller's clock is set meanwhile, windows move with it. A decision of the future was made by a clock
-    that was ahead, or ours was set back before this process started: it counts as made when it is first seen.
+    If the caller's clock is set meanwhile, windows move with it. A decision with a time in the future was made by
+    a clock that was ahead, or ours was set back before this process started; it counts as made when it is first
+    seen.
 
     Args:
         seconds: parses a time of the API, to -inf if it is invalid.
@@ -43,7 +44,7 @@ class WindowStarts:
             now: by the caller's clock, seconds.
         """
         decision, started_at = pod.decision, self._seconds(pod.started_at)
-        if pod.node is None:  # of a node that it was on before, if of any
+        if pod.node is None:  # what is noted, if anything, is from a node that it is no longer bound to
             self.forget(pod.uid)
         if pod.node is None or decision is None or decision.probation_seconds is None:
             return
@@ -81,19 +82,19 @@ class WindowStarts:
 
 
 def _seen_behind(started_at: float, now: float) -> float:
-    """Return by how much a node is behind where a pod was seen to start just now."""
+    """Return by how much a node's clock is behind if a pod was seen to start just now."""
     behind = now - started_at
     return 0.0 if 0.0 <= behind <= REPORT_SECONDS else behind
 
 
 def _guessed_behind(decided_at: float, accepted_at: float, started_at: float, now: float) -> float:
-    """Return by how much a node is behind where a pod ran already when it was first seen, by its times alone.
+    """Return by how much a node's clock is behind if a pod ran already when it was first seen.
 
-    They are believed if they lie between the decision and now; else kubelet is assumed to have taken the pod up
-    at once.
+    The node's times are believed if they lie between the decision and now; otherwise kubelet is assumed to have
+    accepted the pod right after the decision.
 
     Args:
-        accepted_at: when kubelet took it up, by the node's clock; -inf if it does not say.
+        accepted_at: when kubelet accepted it, by the node's clock; -inf if it does not say.
     """
     if accepted_at == -math.inf or (decided_at - _ROUNDED_SECONDS <= accepted_at and started_at <= now):
         return 0.0

@@ -29,7 +29,6 @@ from gpushare.twin.mps.client import (
     control_path,
 )
 from gpushare.twin.mps.state import OUTSIDE_COMM, REFUSAL
-from gpushare.twin.table import workload_named
 
 _PR_SET_NAME: Final = 15
 # Without a tick for this long the daemon is busy or stopped; say so rather than print an old rate.
@@ -161,6 +160,12 @@ def _quietly(body: Callable[[], int]) -> int:
         return 0
 
 
+def _of_the_table(name: str) -> SimulatedWorkload:
+    from gpushare.twin.table import workload_named  # noqa: PLC0415 - most tenants need no NumPy, the slowest import
+
+    return workload_named(name)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse the arguments and be that tenant."""
     parser = argparse.ArgumentParser(prog="gpushare-tenant", description=__doc__, allow_abbrev=False)
@@ -180,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not 1 <= options.processes <= 64:
         parser.error(f"--processes {options.processes}: allowed are 1 to 64")
     try:
-        workload = workload_named(options.workload)
+        workload = WORKLOADS.get(options.workload) or _of_the_table(options.workload)
     except KeyError as error:
         parser.error(f"--workload: {error.args[0]}")
     memory_mib = workload.memory_mib if options.memory_mib is None else options.memory_mib

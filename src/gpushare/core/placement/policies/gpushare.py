@@ -186,7 +186,7 @@ class MixLesson:
 class LookaheadTables(FragmentTables):
     """FGD's tables with each gap valued by its expected fill after HORIZON arrivals instead of one."""
 
-    def __init__(self, mix: Mix, model_names: list[str], horizon: int = HORIZON) -> None:
+    def __init__(self, mix: Mix, model_names: list[str]) -> None:
         super().__init__(mix, model_names)
         shares = sorted(self.single_weights)
         if not shares:
@@ -195,7 +195,7 @@ class LookaheadTables(FragmentTables):
         weights = np.array([self.single_weights[share] for share in shares]).reshape(len(shares), -1)
         distinct, inverse = np.unique(weights, axis=1, return_inverse=True)
         worth = np.zeros((distinct.shape[1], GPU_MILLI // step + 1))
-        for _ in range(horizon):
+        for _ in range(HORIZON):
             gain = np.zeros_like(worth)
             for share, weight in zip(shares, distinct, strict=True):
                 at = share // step
