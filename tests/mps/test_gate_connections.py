@@ -14,6 +14,7 @@ import pytest
 
 from gpushare.mps import gate, turns
 from gpushare.mps import relay as relaying
+from gpushare.mps.frozen import record_of
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS
 from gpushare.mps.status import HoldReason, RefuseReason
 from gpushare.mps.turns import MAX_STARVED_SECONDS, WASTE_SECONDS
@@ -223,6 +224,54 @@ async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, t
     first, second = silent
     assert first > WASTE_SECONDS + MAX_STARVED_SECONDS
     assert second < first, "the second was cut short"
+
+
+async def test_a_pod_that_we_froze_in_its_turn_is_neither_cut_off_nor_charged(stage, tenants, monkeypatch, caplog):
+    """Before: it paid for the freezes of readings and throttle, and was cut off if they took two seconds."""
+    delay_runs(monkeypatch, lambda _: {})
+    decide(stage.gpu, frozen=(20, 4096), other=(40, 20000))
+    now, accounts = time.monotonic(), stage.gate._accounts
+    for _ in range(10):
+        accounts.note_waste("frozen", 0.4, now, has_left=True)
+    assert accounts.allowance_seconds("frozen", now) == turns.LEAST_TURN_SECONDS
+    lasted, charged, note_turn, note_client = {}, {}, stage.gate._note_turn, accounts.note_client
+
+    def note_lasted(turn, asked):
+        lasted[turn.pod_uid] = time.monotonic() - turn.started
+        note_turn(turn, asked)
+
+    def note_charged(uid, seconds, at):
+        charged[uid] = seconds
+        note_client(uid, seconds, at)
+
+    monkeypatch.setattr(stage.gate, "_note_turn", note_lasted)
+    monkeypatch.setattr(accounts, "note_client", note_charged)
+    mark = record_of(stage.gpu.path.parent) / "frozen"
+    mark.parent.mkdir()
+    loop, relay, stopped = asyncio.get_running_loop(), stage.gate._relay, []
+
+    def thaw(pid):
+        os.kill(pid, signal.SIGCONT)
+        mark.unlink()
+
+    async def freeze_and_relay(connection, turn):
+        if turn.pod_uid == "frozen" and not stopped:
+            stopped.append(turn.process[0])
+            mark.touch()
+            os.kill(turn.process[0], signal.SIGSTOP)
+            loop.call_later(2.2, thaw, turn.process[0])
+        await relay(connection, turn)
+
+    monkeypatch.setattr(stage.gate, "_relay", freeze_and_relay)
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "frozen"
+    await eventually(lambda: stopped == [tenant.pid], "frozen in its turn")
+    neighbour = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[neighbour.pid] = "other"
+    await eventually(tenant.is_connected, "the frozen one connected")
+    await eventually(neighbour.is_connected, "the other one connected")
+    assert "said in its place" not in caplog.text
+    assert 0.0 < charged["frozen"] < lasted["frozen"] - 2.0
 
 
 async def test_a_pods_long_held_connections_do_not_all_go_before_a_newcomer(stage, tenants, monkeypatch):

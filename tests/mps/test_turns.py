@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpushare.mps.turns import (
     LEAST_TURN_SECONDS,
     MAX_ACCOUNTS,
+    MAX_FROZEN_SECONDS,
     WASTE_SECONDS,
     WASTED_TURN_BACKOFF,
     Turn,
@@ -200,9 +201,20 @@ def test_a_turn_is_spent_when_its_allowance_is_but_not_in_the_second_after_a_ste
     turn.step_at = 12.9
     assert not turn.is_spent(13.8, WASTE_SECONDS), "the server may list it any moment"
     assert turn.is_spent(14.0, WASTE_SECONDS)
-    assert not turn.is_spent(14.0, WASTE_SECONDS, starved=2.0)
-    assert turn.is_spent(15.2, WASTE_SECONDS, starved=2.0)
+    assert not turn.is_spent(14.0, WASTE_SECONDS, 2.0)
+    assert turn.is_spent(15.2, WASTE_SECONDS, 2.0)
     turn.step_at = 15.0
     assert turn.is_spent(15.1, WASTE_SECONDS), "steps do not add up for ever"
     turn.served_seconds = 10.0
     assert not turn.is_spent(15.1, WASTE_SECONDS), "the daemon's time is not the tenant's"
+
+
+def test_what_we_froze_of_a_turn_is_neither_its_time_nor_charged():
+    turn = Turn((1, 1), "a", 9.0, waits_since=10.0, step_at=10.0, frozen_seconds=1.2)
+    excused = turn.excused_seconds(is_starvation_excused=False)
+    assert turn.is_spent(12.1, LEAST_TURN_SECONDS)
+    assert not turn.is_spent(12.1, LEAST_TURN_SECONDS, excused)
+    assert turn.charged_seconds(12.2) == pytest.approx(2.0)
+    turn.frozen_seconds = 100.0
+    assert turn.excused_seconds(is_starvation_excused=False) == MAX_FROZEN_SECONDS, "others wait no longer for it"
+    assert turn.charged_seconds(20.0) == 0.0

@@ -32,6 +32,11 @@ def recorded(base: Path | str) -> tuple[Path, ...]:
     return tuple(sorted(record.iterdir())) if record.is_dir() else ()
 
 
+def is_recorded(base: Path | str, pod_uid: str) -> bool:
+    """Return whether we have frozen this pod."""
+    return (record_of(base) / pod_uid).exists()
+
+
 def thaw_marked(mark: Path, freezer: Freezer) -> bool:
     """Thaw one pod of the record; return whether it was frozen.
 

@@ -44,6 +44,7 @@ MAX_TURN_SECONDS: Final = 24.0  # longest turn with progress: three connections,
 # MUTE_SECONDS, its message is sent in its place.
 LISTING_SECONDS: Final = 0.1
 MUTE_SECONDS: Final = 1.0
+FROZEN_LOOK_SECONDS: Final = 0.02  # how often it is checked whether we have frozen the pod whose turn it is
 TICK_SECONDS: Final = 0.1  # how often held connections are checked again
 TEND_SECONDS: Final = 1.0  # interval at which records of processes and pods that are gone are dropped
 SHOWN_OF_A_POD: Final = 64  # held processes of a pod in the status; readers refuse a file of more than 4 MiB
@@ -308,10 +309,10 @@ class Gate:
             finally:
                 self._ledger.end_turn(pid, is_client=turn.listed)
         except CommandRefusedError:
-            self._accounts.note_refusal(pod_uid, self._clock() - started, self._clock())
+            self._accounts.note_refusal(pod_uid, turn.charged_seconds(self._clock()), self._clock())
             raise
         except MpsError:
-            self._accounts.note_broken_off(pod_uid, self._clock() - started, self._clock())
+            self._accounts.note_broken_off(pod_uid, turn.charged_seconds(self._clock()), self._clock())
             raise
         self._note_turn(turn, first.opened_at)
         logger.info(
@@ -369,11 +370,26 @@ class Gate:
 
     async def _pass_on(self, turn: Turn, server_pid: int) -> bool:
         """Pass the process's connections on as they come; return True once the server lists it."""
+        watching = (
+            asyncio.create_task(self._count_frozen(turn, turn.pod_uid)) if turn.pod_uid is not None else None
+        )
         try:
             return await self._pass_on_until_listed(turn, server_pid)
         finally:
+            if watching is not None:
+                watching.cancel()
             if turn.handovers:  # the daemon did not answer, so it is unknown which messages the server received
                 asyncio.get_running_loop().call_later(MUTE_SECONDS, self._give_up, turn)
+
+    async def _count_frozen(self, turn: Turn, pod_uid: str) -> None:
+        """Count the time for which we keep a turn's pod frozen, until cancelled."""
+        looked_at = self._clock()
+        while True:
+            is_frozen = self._policy.is_frozen(pod_uid)
+            await asyncio.sleep(FROZEN_LOOK_SECONDS)
+            now = self._clock()
+            turn.frozen_seconds += now - looked_at if is_frozen else 0.0
+            looked_at = now
 
     def _give_up(self, turn: Turn) -> None:
         """Send missing first messages of a client whose turn broke off, and later close the copies."""
@@ -422,9 +438,12 @@ class Gate:
 
     def _is_spent(self, turn: Turn) -> bool:
         allowance, now = self._allowance(turn), self._clock()
-        if not turn.is_spent(now, allowance) or allowance <= LEAST_TURN_SECONDS:
-            return turn.is_spent(now, allowance)  # a pod that wasted its allowance gets no extra time
-        return turn.is_spent(now, allowance, turn.starved_seconds)
+        return turn.is_spent(now, allowance) and turn.is_spent(now, allowance, self._excused(turn, allowance))
+
+    @staticmethod
+    def _excused(turn: Turn, allowance: float) -> float:
+        """Return how much of a turn does not count; who wasted its allowance may starve itself on purpose."""
+        return turn.excused_seconds(is_starvation_excused=allowance > LEAST_TURN_SECONDS)
 
     def _allowance(self, turn: Turn) -> float:
         return self._accounts.allowance_seconds(turn.pod_uid, self._clock())
@@ -442,7 +461,6 @@ class Gate:
             raise
         allowance, began = self._allowance(turn), self._clock()
         answered = began
-        is_excused = allowance > LEAST_TURN_SECONDS
 
         async def keep(descriptor: int) -> Handover | None:
             nonlocal answered
@@ -465,7 +483,7 @@ class Gate:
                 self._control.program.socket,
                 min(ACKNOWLEDGE_SECONDS, allowance),
                 keep,
-                lambda: turn.starved_seconds if is_excused else 0.0,
+                lambda: self._excused(turn, allowance),
                 copies=self._copies,
             )
         except MpsError:
@@ -505,11 +523,11 @@ class Gate:
 
     def _note_turn(self, turn: Turn, asked: float) -> None:
         now = self._clock()
-        seconds = now - turn.started
+        seconds, charged = now - turn.started, turn.charged_seconds(now)
         if turn.listed:
-            self._accounts.note_client(turn.pod_uid, seconds, now)
+            self._accounts.note_client(turn.pod_uid, charged, now)
         else:
-            self._accounts.note_waste(turn.pod_uid, seconds, now, has_left=not is_alive(*turn.process))
+            self._accounts.note_waste(turn.pod_uid, charged, now, has_left=not is_alive(*turn.process))
         t = self.turns
         self.turns = TurnStatistics(
             t.count + 1,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
+from gpushare.mps.frozen import is_recorded
 from gpushare.mps.layout import Decisions, GpuDirectory, LastGood, PodDecision, decisions_reader, gpu_directories
 from gpushare.mps.status import HoldReason
 
@@ -44,6 +45,10 @@ class CeilingPolicy:
     def ending(self) -> frozenset[str]:
         """Return the uids of the pods whose clients must be ended now, because kubelet is about to kill them."""
         return frozenset(uid for uid, decision in self.decisions().pods.items() if self._ends(decision))
+
+    def is_frozen(self, pod_uid: str) -> bool:
+        """Return whether the node's throttle has frozen the pod."""
+        return is_recorded(self.gpu.path.parent, pod_uid)
 
     def _ends(self, decision: PodDecision) -> bool:
         return decision.ends_at is not None and self.wall() >= decision.ends_at

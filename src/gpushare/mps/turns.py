@@ -28,6 +28,9 @@ MAX_ACCOUNTS: Final = 1024
 _NEGLIGIBLE_SECONDS: Final = 0.01
 # Most time without CPU that does not count towards a turn; a newcomer at a load of 40 needed 5.7 s.
 MAX_STARVED_SECONDS: Final = 5.0
+# Most time frozen by us that does not count: two of the longest freezes. A start needs 0.25 s at most, which a pod
+# that is throttled to the lowest duty still has then.
+MAX_FROZEN_SECONDS: Final = 2.4
 
 ProcessKey = tuple[int, int | None]  # pid and start time
 
@@ -41,6 +44,7 @@ class Turn:
         served_seconds: how much of that time the daemon took.
         step_at: when the process last made progress.
         delays: CPU waiting time of each of its threads when its turn began.
+        frozen_seconds: how long the throttle, or a reading of its neighbours, has kept its pod frozen meanwhile.
         listed: whether the server lists it as a client.
         handovers: copies of the sockets handed to it, until the server has received its first message.
         heard_before: number of first messages of it that the server had received before these handovers.
@@ -54,6 +58,7 @@ class Turn:
     served_seconds: float = 0.0
     step_at: float = 0.0
     delays: Mapping[str, float] = field(default_factory=dict)
+    frozen_seconds: float = 0.0
     listed: bool = False
     handovers: list[Handover] = field(default_factory=list)
     heard_before: int | None = None
@@ -87,13 +92,25 @@ class Turn:
         """Return how long its process has waited for a CPU since its turn began, at most MAX_STARVED_SECONDS."""
         return min(MAX_STARVED_SECONDS, starved_seconds(self.delays, run_delays(self.process[0])))
 
-    def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
+    def excused_seconds(self, *, is_starvation_excused: bool) -> float:
+        """Return how long its process could do nothing since its turn began, as far as that does not count.
+
+        Time for which we froze its pod never counts: no tenant can bring it about.
+        """
+        frozen = min(MAX_FROZEN_SECONDS, self.frozen_seconds)
+        return frozen + self.starved_seconds if is_starvation_excused else frozen
+
+    def charged_seconds(self, now: float) -> float:
+        """Return how much of its time so far its pod pays for: all but that for which we froze it."""
+        return max(0.0, now - self.started - self.frozen_seconds)
+
+    def is_spent(self, now: float, allowance_seconds: float, excused_seconds: float = 0.0) -> bool:
         """Return whether the turn must end if others wait: its time is over, and it made no progress just now.
 
         Args:
-            starved: seconds in which the process could have run but got no CPU; they do not count.
+            excused_seconds: in which the process could do nothing; they do not count.
         """
-        over = now - self.waits_since - self.served_seconds - allowance_seconds - starved
+        over = now - self.waits_since - self.served_seconds - allowance_seconds - excused_seconds
         return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
