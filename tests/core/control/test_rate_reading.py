@@ -1,6 +1,7 @@
 """A pod's own rate: when its target is met, missed and unknown, and which window of its counter may be used."""
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -52,12 +53,16 @@ def trail(totals, step=STEP, took=0.0):
 
 
 def test_two_windows_in_a_row_decide_in_either_direction():
-    seen = read(counter(22.0, 22.2, 11.0, 22.0, 11.0, 10.9, 22.0, 22.1))
-    assert [each.met for each in seen] == [UNKNOWN, UNKNOWN, TRUE, TRUE, TRUE, TRUE, FALSE, FALSE, TRUE]
-    assert seen[6].reason is SloReason.MISSED
-    assert seen[6].detail == "it counts 10.8 a second over 5 s, the target is 20"
-    assert seen[6].measured_per_second == pytest.approx(10.9, abs=0.3)
-    assert seen[6].measured_seconds is None
+    even = [22.0, 22.1, 22.0, 22.1, 22.0]
+    seen = read(counter(22.0, 22.2, *even, 11.0, *even, 11.0, 10.9, 22.0, 22.1))
+    assert [each.met for each in seen[:3]] == [UNKNOWN, UNKNOWN, TRUE]
+    assert {each.met for each in seen[2:14]} == {TRUE}, "one window alone does not"
+    assert [each.met for each in seen[14:18]] == [TRUE, FALSE, FALSE, TRUE]
+    missed = seen[15]
+    assert missed.reason is SloReason.MISSED
+    assert missed.detail == "it counts 10.8 a second over 5 s, the target is 20"
+    assert missed.measured_per_second == pytest.approx(10.9, abs=0.3)
+    assert missed.measured_seconds is None
 
 
 def test_a_rate_just_below_the_target_is_borderline_after_a_while():
@@ -169,6 +174,37 @@ def test_the_error_that_is_told_covers_what_cutting_off_does(seed):
         told.append(window.error_ratio)
     spread = math.sqrt(sum(each**2 for each in wrong) / len(wrong))
     assert spread <= sum(told) / len(told) <= 4 * spread + 0.02
+
+
+def varying(scatter, *, seed, readings=288, rates=(20.0,)):
+    """Totals of a pod whose count between two readings scatters, about each of the rates for a minute."""
+    random, made, totals = Random(seed), 137.0, [137.0]
+    for number in range(readings):
+        made += rates[number // 12 % len(rates)] * STEP * (1 + scatter * random.gauss(0.0, 1.0))
+        totals.append(float(math.floor(made)))
+    return totals
+
+
+@pytest.mark.parametrize("scatter", [0.02, 0.05, 0.1, 0.2])
+def test_the_error_that_is_told_covers_what_the_moves_vary_by(scatter):
+    """Before: 2% for whatever program; one whose tokens a second vary by 10% was off by five times its error."""
+    by_error = []
+    for seed in range(4):
+        for number, each in enumerate(read(varying(scatter, seed=seed))):
+            window = rate_sign(each, SLO).since(-math.inf, STEP * number) if number > 12 else None
+            if window is not None:
+                by_error.append((window.per_second / 20.0 - 1) / window.error_ratio)
+    spread = math.sqrt(sum(each**2 for each in by_error) / len(by_error))
+    assert spread < 1.8
+
+
+def test_a_rate_that_changes_for_good_does_not_make_the_next_windows_uncertain():
+    """As when a neighbour's duty changes."""
+    totals = varying(0.02, seed=1, readings=72, rates=(20.0, 13.0))
+    for number in range(26, 72):
+        window = rate_since(trail(totals[number - 13 : number]), -math.inf)
+        assert window.error_ratio < 0.04
+        assert window.ends_at - window.began_at == STEP
 
 
 def test_stillness_is_judged_by_the_counts_that_are_missing():

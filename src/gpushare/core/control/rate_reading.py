@@ -33,9 +33,13 @@ from gpushare.core.control.slo_reading import (
     unknown,
 )
 
-# What the rate of a steady program scatters by: the windows of 1.5 s of the H200's table scatter by 0.04
+# What the rate of a steady program scatters by at least: the windows of 1.5 s of the H200's table scatter by 0.04
 # (docs/measurements/loop-bars.md), and one between two readings is three times as long.
 _STEADY_ERROR: Final = 0.02
+# How many changes from one reading to the next show what a rate scatters by: more are then due to chance than to
+# what the loop does, which changes a rate for good.
+_LEAST_CHANGES: Final = 6
+_MEDIAN_CHANGE: Final = 0.6745 * math.sqrt(2)  # of the difference of two normal figures, by their deviation
 # Prometheus has a sample each 15 to 30 s and extrapolates to the ends of a window of a minute.
 _QUERY_ERROR: Final = 0.05
 # A count that is cut off at either end of a window, each evenly between none and a whole one.
@@ -163,6 +167,7 @@ def rate_since(trail: tuple[CountedAt, ...], moment: float) -> RateWindow | None
     if len(trail) < 2 or is_still(trail):
         return None
     last, grain, best = trail[-1], _grain(trail), None
+    scatter = _scatter(trail, grain)
     for first in reversed(trail[:-1]):
         began_at, counts, seconds = first.at - first.took_seconds, last.total - first.total, last.at - first.at
         if began_at < moment:
@@ -170,7 +175,8 @@ def rate_since(trail: tuple[CountedAt, ...], moment: float) -> RateWindow | None
         if counts <= 0 or seconds <= 0:
             continue
         timing = _TIMING_ERROR * math.hypot(first.took_seconds, last.took_seconds) / seconds
-        error = math.hypot(_STEADY_ERROR, _CUT_ERROR * grain / counts, timing)
+        varying = max(_STEADY_ERROR, scatter * math.sqrt(seconds) / counts)
+        error = math.hypot(varying, _CUT_ERROR * grain / counts, timing)
         best = RateWindow(began_at, last.at, counts / seconds, error)
         if error <= _GOOD_ERROR:
             break
@@ -193,6 +199,27 @@ def is_still(trail: tuple[CountedAt, ...]) -> bool:
 def _last_count_at(trail: tuple[CountedAt, ...]) -> float:
     """Return when the last total was first read."""
     return next(each.at for each in trail if each.total == trail[-1].total)
+
+
+def _scatter(trail: tuple[CountedAt, ...], grain: float) -> float:
+    """Return what the count of a second scatters by, one standard deviation, beyond what its error has already.
+
+    Programs vary: the tokens of a step, the time of one. By the median of the changes from one interval between
+    readings to the next, so that a rate that changed for good does not count. 0 while there are few.
+    """
+    changes = []
+    for (one, middle), (_, last) in itertools.pairwise(itertools.pairwise(trail)):
+        before, after = middle.at - one.at, last.at - middle.at
+        if min(before, after) <= 0:
+            continue
+        rates = (middle.total - one.total) / before, (last.total - middle.total) / after
+        took = max(one.took_seconds, middle.took_seconds, last.took_seconds)
+        # of an even program the counts of two intervals differ by a grain, or by what a slow page leaves open
+        even = (grain + max(rates) * took) * (1 / before + 1 / after) / 2
+        changes.append(max(0.0, abs(rates[1] - rates[0]) - even) / math.sqrt((1 / before + 1 / after) / 2))
+    if len(changes) < _LEAST_CHANGES:
+        return 0.0
+    return sorted(changes)[(len(changes) - 1) // 2] / _MEDIAN_CHANGE
 
 
 def _grain(trail: tuple[CountedAt, ...]) -> float:
