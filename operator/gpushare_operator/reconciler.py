@@ -308,13 +308,14 @@ class ShareReconciler:
         profiling, ends = profiling_of(self.world, key, self._settings, moment.timestamp())
         standing = self.world.standing_of(key)
         ended = control.ended_lately(standing.neighbours_ended, moment.timestamp(), unix_seconds)
+        replaced = control.lately_replaced(standing.replacements, moment.timestamp(), unix_seconds)
         status = control.status_of(
             replace(share, status=before),
             pods,
             self.world.pod_reports_of(key),
             self._settings,
             now,
-            standing=replace(standing, neighbours_ended=ended),
+            standing=replace(standing, neighbours_ended=ended, replacements=replaced),
             profiling=profiling,
             joined=self.world.joined,
         )
@@ -322,7 +323,7 @@ class ShareReconciler:
             self._queue.add(key, self._clock() + max(_SETTLE_SECONDS, ends - moment.timestamp()))
         if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event announces
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
-        if status.neighbours_ended:  # they expire after a day, which no event announces
+        if status.neighbours_ended or status.replacements:  # they expire after a day, which no event announces
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == before:  # an API server with an older CRD may have kept less of it
             return

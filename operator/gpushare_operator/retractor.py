@@ -14,7 +14,7 @@ from typing import Final
 
 from gpushare.core import control
 from gpushare.core.admission import Needs, ShareKey, resolve
-from gpushare.core.api import JobClass, PodView, Retraction
+from gpushare.core.api import GroupReplacements, JobClass, PodView, Retraction
 from gpushare.core.backoff import Backoff
 from gpushare.core.control import (
     SILENT_SECONDS,
@@ -135,7 +135,6 @@ class Retractor:
         self._names: dict[str, str] = {}
         self._waits_since: dict[str, tuple[float, float]] = {}  # by the wall clock, and by the monotonic one
         self._replaced: dict[str, float] = {}
-        self._replaced_of_share: dict[str, tuple[int, float]] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -206,7 +205,6 @@ class Retractor:
         self, asks: Mapping[str, ReplacementAsk], situation: RetractionSituation, now: float
     ) -> ReplacementPlan:
         self._replaced = {uid: at for uid, at in self._replaced.items() if 0.0 <= now - at < _ACCEPTED_SECONDS}
-        self._replaced_of_share = control.recent_replacements(self._replaced_of_share, now)
         gpus = {ask.gpu for ask in asks.values()}
         residents = self._residents(gpus)
         self._last_left |= _left_now(residents, now)
@@ -218,7 +216,7 @@ class Retractor:
             [ask for ask in asks.values() if ask.gpu not in intended],
             residents,
             Replacements(
-                self._replaced_of_share,
+                self._lately_replaced(asks, now),
                 evicted,
                 self._last_left,
                 [uid for uid in asks if self._refusals.is_waiting(uid, self._monotonic())],
@@ -255,12 +253,22 @@ class Retractor:
         self._replaced[uid] = now
         if outcome is _EvictionOutcome.GONE:
             return
-        share = str(self._world.share_of_pod(uid) or "")
-        self._replaced_of_share[share] = control.count_replacement(self._replaced_of_share.get(share), now)
+        if (key := self._world.share_of_pod(uid)) is not None:
+            count, at = control.count_replacement(self._lately_replaced([uid], now).get(str(key)), now)
+            self._world.count_replacements(key, GroupReplacements(count, _text(at)))
         self._metrics.replacements.labels(ask.kind.value).inc()
         _log.info("evicted pod %s, so that another is made in its place: %s", pod.key, ask.reason)
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Replaced", f"evicted so that another is made in its place: {ask.reason}")
+
+    def _lately_replaced(self, uids: Iterable[str], now: float) -> dict[str, tuple[int, float]]:
+        """Return for these pods' GpuShares how many pods in trouble were replaced, and when the last one was."""
+        found: dict[str, tuple[int, float]] = {}
+        for key in {self._world.share_of_pod(uid) for uid in uids}:
+            replacements = self._world.replacements_of(key) if key is not None else None
+            if (kept := control.lately_replaced(replacements, now, unix_seconds)) is not None:
+                found[str(key)] = kept.count, unix_seconds(kept.at)
+        return found
 
     def _situation(self, now: float) -> RetractionSituation:
         """Return the known facts; this costs almost nothing while there is no request and no intent."""

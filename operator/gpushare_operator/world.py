@@ -24,6 +24,7 @@ from gpushare.core.admission import (
 from gpushare.core.api import (
     GpuShare,
     GpuShareStatus,
+    GroupReplacements,
     LearnedEffect,
     NeighboursEnded,
     PodView,
@@ -93,6 +94,7 @@ class ClusterView:
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
         self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
         self._ended: dict[ShareKey, tuple[NeighboursEnded, ...]] = {}  # not written yet
+        self._replacements: dict[ShareKey, GroupReplacements] = {}  # not written yet
         self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last deleted pods, by uid
 
     def _was_set(self) -> float:
@@ -148,6 +150,7 @@ class ClusterView:
             self._learnt.get(key, status.learned),
             self._overlap_of(key),
             self._ended.get(key, status.neighbours_ended),
+            self.replacements_of(key),
         )
 
     def _overlap_of(self, key: ShareKey) -> tuple[tuple[str, int], ...]:
@@ -174,6 +177,17 @@ class ClusterView:
         """Let a GpuShare's status hold these retractions."""
         if key in self.shares and self.standing_of(key).retractions != retractions:
             self._wanted[key] = retractions
+            self._touched(key)
+
+    def replacements_of(self, key: ShareKey) -> GroupReplacements | None:
+        """Return how often a GpuShare's pods in trouble were replaced, written yet or not."""
+        share = self.shares.get(key)
+        return self._replacements.get(key, share.status.replacements if share is not None else None)
+
+    def count_replacements(self, key: ShareKey, replacements: GroupReplacements) -> None:
+        """Let a GpuShare's status hold how often its pods in trouble were replaced."""
+        if key in self.shares:
+            self._replacements[key] = replacements
             self._touched(key)
 
     def learn(self, key: ShareKey, effect: LearnedEffect) -> None:
@@ -281,6 +295,8 @@ class ClusterView:
         is_another = before is not None and before.uid != share.uid
         if is_another or self._ended.get(key) == share.status.neighbours_ended:
             self._ended.pop(key, None)
+        if is_another or self._replacements.get(key) == share.status.replacements:
+            self._replacements.pop(key, None)
         (self._retracted.add if share.status.retractions else self._retracted.discard)(key)
         if before == share:
             return
@@ -303,6 +319,7 @@ class ClusterView:
         self._wanted.pop(key, None)
         self._learnt.pop(key, None)
         self._ended.pop(key, None)
+        self._replacements.pop(key, None)
         self._retracted.discard(key)
         if self._shares.drop(namespace, name) is not None:
             self._let_go(key)

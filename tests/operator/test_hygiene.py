@@ -91,10 +91,26 @@ async def test_groups_that_were_replaced_long_ago_are_forgotten() -> None:
         bench.troubles.clear()
         await bench.settle(70)
     assert bench.api.evicted == ["new", "old"]
-    assert len(bench.retractor._replaced_of_share) == 2
+    assert [bench.share(name).status.replacements.count for name in ("new", "old")] == [1, 1]
     bench.time += 86_400.0
-    await bench.settle(1)
-    assert not bench.retractor._replaced_of_share
+    await bench.settle(30)
+    assert [bench.share(name).status.replacements for name in ("new", "old")] == [None, None]
+
+
+async def test_a_group_that_was_replaced_waits_after_a_restart_of_the_operator_too() -> None:
+    """Before: the pauses were in memory only, and each start began with one more replacement."""
+    bench = await made(stalled=HygieneAction.REPLACE)
+    for number, pause in ((1, 300), (2, 600)):
+        bench.troubles["uid-new"] = STALLED
+        await bench.settle(5)
+        assert bench.api.evicted == ["new"] * number
+        assert bench.share("new").status.replacements.count == number
+        bench.api.store.remove(PODS, "shop/new")
+        bench.pod("new")  # its successor is in trouble too
+        bench.start()
+        await bench.settle(pause - 10)
+        assert bench.api.evicted == ["new"] * number, "not before its pause is over"
+        await bench.settle(5)
 
 
 async def test_a_disruption_budget_delays_a_replacement_and_a_condition_shows_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.api import JobClass, TroubleKind
+from gpushare.core.api import GroupReplacements, JobClass, TroubleKind
 from gpushare.core.control import (
     HygieneAction,
     HygieneLook,
@@ -17,8 +17,8 @@ from gpushare.core.control import (
     Replacements,
     Resident,
     count_replacement,
+    lately_replaced,
     plan_replacement,
-    recent_replacements,
 )
 from gpushare.core.control.hygiene import FAULT_SECONDS, FORGOTTEN_SECONDS, PAUSE, QUARANTINE_SECONDS
 from gpushare.core.control.retraction import SILENT_SECONDS
@@ -169,6 +169,7 @@ def test_a_pod_in_trouble_is_evicted():
         (ask(), [resident()], Replacements(evicted={"a": NOW - 1}), "just asked for"),
         (ask(), [resident()], Replacements({"shop/a": (1, NOW - 299)}), "replaced lately"),
         (ask(), [resident()], Replacements(evicted={"x": NOW - 1, "y": NOW - 59}), "within a minute"),
+        (ask(), [replace(resident(), share="")], Replacements(), "has no GpuShare yet"),
     ],
 )
 def test_why_one_stays(asked, residents, done, why):
@@ -241,6 +242,11 @@ def test_at_most_one_within_the_rate_and_only_who_may(asks, residents, evicted, 
     assert sum(NOW - at < 60 for at in evicted.values()) < per_minute
 
 
-def test_replacements_are_remembered_for_a_day_by_a_clock_that_may_be_set_back():
-    of_share = {"a": (1, NOW - FORGOTTEN_SECONDS), "b": (2, NOW - FORGOTTEN_SECONDS + 1), "c": (3, NOW + 60.0)}
-    assert recent_replacements(of_share, NOW) == {"b": (2, NOW - FORGOTTEN_SECONDS + 1)}
+@pytest.mark.parametrize(
+    ("ago_seconds", "counts"),
+    [(FORGOTTEN_SECONDS, False), (FORGOTTEN_SECONDS - 1, True), (0.0, True), (-60.0, True), (-3600.0, False)],
+)
+def test_replacements_are_remembered_for_a_day_by_a_clock_that_may_be_set_back(ago_seconds, counts):
+    kept = GroupReplacements(2, "2026-12-01T00:00:00Z")
+    assert lately_replaced(kept, NOW, lambda _: NOW - ago_seconds) == (kept if counts else None)
+    assert lately_replaced(None, NOW, lambda _: NOW) is None

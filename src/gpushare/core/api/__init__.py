@@ -75,7 +75,13 @@ from gpushare.core.api.request import (
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, RateSlo, Slo, TenantSlo, in_time, parse_slo
-from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, NeighboursEnded, TenantTrouble, TroubleKind
+from gpushare.core.api.trouble import (
+    MOST_NEIGHBOURS_ENDED,
+    GroupReplacements,
+    NeighboursEnded,
+    TenantTrouble,
+    TroubleKind,
+)
 from gpushare.core.api.workload_signature import (
     LONGER_WINDOW,
     MOST_OTHER_PHASES,
@@ -112,6 +118,7 @@ __all__ = [
     "GpuShareSpec",
     "GpuShareStatus",
     "GpuStatus",
+    "GroupReplacements",
     "JobClass",
     "LabelSelector",
     "LearnedEffect",

@@ -17,7 +17,7 @@ from gpushare.core.api.names import API_VERSION, READING_CONDITIONS
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
-from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, NeighboursEnded, TenantTrouble
+from gpushare.core.api.trouble import MOST_NEIGHBOURS_ENDED, GroupReplacements, NeighboursEnded, TenantTrouble
 from gpushare.core.api.workload_signature import WorkloadSignature
 from gpushare.core.gpu import Counters, Health
 
@@ -294,6 +294,7 @@ class GpuShareStatus:
         maxItems=MOST_NEIGHBOURS_ENDED,
         **ATOMIC_LIST,
     )
+    replacements: GroupReplacements | None = described("Pods in trouble that were replaced lately.", default=None)
     placements: tuple[PodPlacement, ...] = described(
         "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **ATOMIC_LIST
     )

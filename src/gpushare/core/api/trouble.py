@@ -31,6 +31,14 @@ class TenantTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupReplacements:
+    """Pods of the group that were in trouble and replaced; after each, the next one waits for longer."""
+
+    count: int = described("How many.", default=1, required=True, minimum=1)
+    at: str = described("When the last one was evicted.", default="", required=True, format="date-time")
+
+
+@dataclass(frozen=True, slots=True)
 class NeighboursEnded:
     """A process of the group was killed within a kernel, and the fault ended every other tenant of the GPU."""
 

@@ -16,8 +16,8 @@ from gpushare.core.control.hygiene import (
     ReplacementPlan,
     Replacements,
     count_replacement,
+    lately_replaced,
     plan_replacement,
-    recent_replacements,
 )
 from gpushare.core.control.neighbours import ended_lately, with_ended
 from gpushare.core.control.profiling import ProfilingView
@@ -160,6 +160,7 @@ __all__ = [
     "is_asleep",
     "is_decided_by_counters",
     "is_kept",
+    "lately_replaced",
     "learnt",
     "learnt_with",
     "merged_phases",
@@ -171,7 +172,6 @@ __all__ = [
     "processes_of",
     "rate_sign",
     "read_target",
-    "recent_replacements",
     "reports_only_figures",
     "status_of",
     "throttled_bound",

@@ -3,12 +3,12 @@
 Pure: observations and the time are arguments (docs/adr/0146).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from gpushare.core.api import TroubleKind
+from gpushare.core.api import GroupReplacements, TroubleKind
 from gpushare.core.backoff import Backoff
 from gpushare.core.control.retraction import SILENT_SECONDS, Resident, within_a_minute
 
@@ -17,6 +17,7 @@ FAULT_SECONDS: Final = 120.0  # by then kubelet has restarted a container that a
 PAUSE: Final = Backoff(first_seconds=300.0, longest_seconds=86_400.0)  # by the number of a group's replacements
 QUARANTINE_SECONDS: Final = 600.0  # how long a GPU gets no new pods after a fault, if the policy is drain
 FORGOTTEN_SECONDS: Final = 86_400.0  # after a group's last replacement; then the next one counts as its first
+_AHEAD_SECONDS: Final = 300.0  # by which the clock of the node where the operator ran before may be ahead
 _RATE_SECONDS: Final = 60.0
 
 
@@ -211,6 +212,8 @@ def plan_replacement(
             waiting[pod.uid] = "a pod leaves its GPU, or left it moments ago"
         elif pod.uid in done.refused or pod.uid in done.evicted:
             waiting[pod.uid] = "its eviction was just asked for"
+        elif not pod.share:
+            waiting[pod.uid] = "it has no GpuShare yet, which counts the replacements of its group"
         elif pause := _pause(done.of_share.get(pod.share), now):
             waiting[pod.uid] = f"a pod of its group was replaced lately, and the next may be {pause:.0f} s later"
         else:
@@ -228,9 +231,18 @@ def count_replacement(before: tuple[int, float] | None, now: float) -> tuple[int
     return (1 if before is None or is_forgotten else before[0] + 1, now)
 
 
-def recent_replacements(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[str, tuple[int, float]]:
-    """Return the replacement counts that still matter, dropping times in the future (a clock was set back)."""
-    return {share: (n, at) for share, (n, at) in of_share.items() if 0.0 <= now - at < FORGOTTEN_SECONDS}
+def lately_replaced(
+    kept: GroupReplacements | None, now: float, seconds: Callable[[str | None], float]
+) -> GroupReplacements | None:
+    """Return a group's replacements if they still matter: not those of long ago, nor of a clock that was set back.
+
+    Args:
+        now: Unix time.
+        seconds: parses a time of the API into Unix time; returns a time long ago if it is invalid.
+    """
+    if kept is None or not -_AHEAD_SECONDS <= now - seconds(kept.at) < FORGOTTEN_SECONDS:
+        return None
+    return kept
 
 
 def _pause(before: tuple[int, float] | None, now: float) -> float:

@@ -17,6 +17,7 @@ from gpushare.core.api import (
     GpuShare,
     GpuShareSpec,
     GpuShareStatus,
+    GroupReplacements,
     JobClass,
     LearnedEffect,
     NeighboursEnded,
@@ -138,6 +139,7 @@ class Standing:
         learned: effects learnt of its workload beside others.
         overlaps: GpuShares that come first by name, with the number of pods that this one selects too.
         neighbours_ended: when its pods ended their neighbours in the last day.
+        replacements: of its pods in trouble, if there were any in the last day.
     """
 
     retractions: tuple[Retraction, ...] = ()
@@ -145,6 +147,7 @@ class Standing:
     learned: tuple[LearnedEffect, ...] = ()
     overlaps: tuple[tuple[str, int], ...] = ()
     neighbours_ended: tuple[NeighboursEnded, ...] = ()
+    replacements: GroupReplacements | None = None
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
@@ -190,6 +193,7 @@ def status_of(
         share.status.retractions,
         learned=share.status.learned,
         neighbours_ended=share.status.neighbours_ended,
+        replacements=share.status.replacements,
     )
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
@@ -228,6 +232,7 @@ def status_of(
         learned=learned,
         retractions=standing.retractions,
         neighbours_ended=standing.neighbours_ended,
+        replacements=standing.replacements,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
     )
