@@ -53,6 +53,7 @@ class AgentApi:
         self._clock = clock
         self._unwritten_since: float | None = None  # when the first write of the GpuNode failed in a row
         self._why_unwritten = ""  # what was answered last
+        self._is_silence_logged = False
         self._may_adopt = True
         self._watched_during_list: list[set[str]] = []  # by list under way: uids of pods that the watch delivered
         self.shares = NodeShares(pods=state.pods, joined=joined)
@@ -154,8 +155,9 @@ class AgentApi:
         except ApiError as error:
             if self._unwritten_since is None:
                 _log.warning("GpuNode %s not written, retrying: %s", self._node_name, error)
-                self._unwritten_since = self._clock()
+                self._unwritten_since, self._is_silence_logged = self._clock(), False
             self._why_unwritten = str(error)
+            self._log_silence(self._clock() - self._unwritten_since)
             return False
         if self._unwritten_since is not None:
             seconds, self._unwritten_since = self._clock() - self._unwritten_since, None
@@ -165,6 +167,15 @@ class AgentApi:
         if self._may_adopt and "ownerReferences" not in written["metadata"]:
             await self._adopt(str(written["metadata"]["uid"]))
         return True
+
+    def _log_silence(self, seconds: float) -> None:
+        """Log once that the GpuNode could not be written for so long that the agent counts as silent."""
+        if seconds > SILENT_SECONDS and not self._is_silence_logged:
+            self._is_silence_logged = True
+            _log.error(
+                "GpuNode %s not written for %.0f s, so its agent counts as silent and it gets no new pods: %s",
+                *(self._node_name, seconds, self._why_unwritten),
+            )
 
     async def _tell_silence(self, seconds: float) -> None:
         """Write an event on the node: its agent counted as silent though it ran, and could not say so before."""

@@ -1,6 +1,7 @@
 """The agent's own list of its pods, beside the watch that goes on during it, and the GpuNode that it writes."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,29 @@ async def test_after_an_outage_of_writes_alone_the_node_says_why_its_agent_was_s
         "etcdserver: mvcc: database space exceeded"
     )
     assert told == ([("Node", "n1", "GpuNodeNotWritten", note)] if seconds > SILENT_SECONDS else [])
+
+
+async def test_the_log_tells_during_an_outage_of_writes_that_the_agent_counts_as_silent(
+    state: NodeState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before: one line at the first failure, whose cause may have been another, and the event only afterwards."""
+    api, now = ReadOnlyApi(), [1000.0]
+    api.store.put(NODES, NODE)
+    cluster = AgentApi(api, "n1", state, clock=lambda: now[0])
+    for _ in range(2):
+        assert await cluster.write(STATUS)
+        caplog.clear()
+        for number in range(100):
+            api.why = "etcdserver: mvcc: database space exceeded" if number else "etcdserver: no leader"
+            assert not await cluster.write(STATUS)
+            now[0] += 2.0
+        api.why = ""
+        first, during = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert first.getMessage() == "GpuNode n1 not written, retrying: etcdserver: no leader"
+        assert during.getMessage() == (
+            "GpuNode n1 not written for 152 s, so its agent counts as silent and it gets no new pods: "
+            "etcdserver: mvcc: database space exceeded"
+        )
 
 
 async def test_a_gpunode_without_an_owner_gets_it_once_its_node_is_present(state: NodeState) -> None:
