@@ -4,7 +4,7 @@ Pure: windows and time are arguments, the state is a value.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -189,8 +189,12 @@ def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: Wa
     state = replace(state, tenants=tenants, changed_at=changed_at)
     if state.retract is not None and state.retract in left:
         is_for_target = state.retract_for is not None
+        relieved = {
+            uid: replace(each, relieved_at=now) for uid, each in tenants.items() if uid == state.retract_for
+        }
         state = replace(
             state,
+            tenants={**tenants, **relieved},
             retract=None,
             retract_why="",
             retract_for=None,
@@ -515,8 +519,17 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
     """Return which tenant should leave, and why; None if nothing calls for a retraction.
 
     A throttle that keeps the promise may last as long as sharing gains more than it costs. For what a tenant
-    reports itself, a latency target or a promise that the counters see kept, at most one an hour leaves a GPU.
+    reports itself, a latency target or a promise that the counters see kept, at most one an hour leaves a GPU:
+    whoever has waited longest is next, else one that always asks would keep the others from it for good.
     """
+    causes = [*_broken_promises(state, known, now, settings), *_missed_targets(state, known, now, settings)]
+    return min(causes, key=state.relieved_at, default=None) or _lasting_throttle(state, known, now, settings)
+
+
+def _broken_promises(
+    state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
+) -> Iterator[LeavingCause]:
+    """Return which tenant should leave for each broken promise that no throttle keeps."""
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
         if uid not in known.tenants or not tenant.is_broken or not is_by_neighbours(known, uid, settings):
@@ -532,16 +545,15 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
             continue
         leaving = next(iter(may_leave(known, uid, known.duties)), None)
         if leaving is not None:
-            return LeavingCause(leaving, why, uid if by_report else None)
-    return _missed_target(state, known, now, settings) or _lasting_throttle(state, known, now, settings)
+            yield LeavingCause(leaving, why, uid if by_report else None)
 
 
-def _missed_target(
+def _missed_targets(
     state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
-) -> LeavingCause | None:
-    """Return which tenant should leave because a target is missed and no neighbour can give more time."""
+) -> Iterator[LeavingCause]:
+    """Return which tenant should leave for each target that is missed while no neighbour can give more time."""
     if now - state.left_for_target_at < GIVEN_UP_SECONDS:
-        return None
+        return
     for uid, tenant in state.tenants.items():
         relief = tenant.slo
         if not relief.is_missed or relief.stuck_seconds < settings.hopeless_seconds:
@@ -555,8 +567,7 @@ def _missed_target(
         if believed:
             seconds = relief.stuck_seconds
             why = f"{uid} has missed its latency target for {seconds:.0f} s with nobody left who could give time"
-            return LeavingCause(believed[0], why, uid)
-    return None
+            yield LeavingCause(believed[0], why, uid)
 
 
 def _lasting_throttle(

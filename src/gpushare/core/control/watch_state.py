@@ -29,6 +29,7 @@ class TenantWatch:
         lately: for each of the last windows that showed it, when it ended, and `response` before it; for windows
             that were taken back, `response` before the first of them.
         slo: the state of its own latency target.
+        relieved_at: when a tenant last left for what it reports itself: its latency target, or its rate.
     """
 
     duty: float = FREE
@@ -45,6 +46,7 @@ class TenantWatch:
     response: Response | None = None
     lately: tuple[tuple[float, Response | None], ...] = ()
     slo: SloRelief = field(default_factory=SloRelief)
+    relieved_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,7 @@ class GpuWatch:
     def duties(self) -> dict[str, float]:
         """Return the duties of the throttled tenants."""
         return {uid: tenant.duty for uid, tenant in self.tenants.items() if tenant.duty < FREE}
+
+    def relieved_at(self, cause: LeavingCause) -> float:
+        """Return when a tenant last left for who reports a cause; -inf if never, or if counters show it."""
+        return -math.inf if cause.target_of is None else self.tenants[cause.target_of].relieved_at
