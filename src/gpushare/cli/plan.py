@@ -24,8 +24,8 @@ from gpushare.cli.errors import UsageError
 from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
 from gpushare.cli.scheduler_filters import SchedulerFilters
+from gpushare.cli.sim_cluster import check_memories, read_trace
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
-from gpushare.cli.sim_cluster import read_trace
 from gpushare.cli.snapshot import believing, read_snapshot
 from gpushare.core.api import Rejection
 from gpushare.core.placement import (
@@ -86,13 +86,20 @@ class Line:
 
 @app.callback()
 def plan(
-    pods: Annotated[Path, typer.Option("--pods", help="manifests (YAML or JSON), or a CSV in openb's format")],
+    pods: Annotated[
+        Path, typer.Option("--pods", help="manifests (YAML or JSON), or a CSV (.csv) as of gpushare sim cluster")
+    ],
     snapshot: Annotated[
         Path | None,
         typer.Option("--snapshot", help="folder written by gpushare snapshot; default: the live cluster"),
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option("--nodes", help="plan for an empty cluster of these nodes (CSV)")
+        Path | None,
+        typer.Option(
+            "--nodes",
+            help="plan for an empty cluster of these nodes (CSV: sn, cpu_milli, memory_mib, gpu, model"
+            "[, gpu_memory_mib])",
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -111,9 +118,11 @@ def plan(
     cluster = _cluster(snapshot, nodes, kubeconfig, context)
     asked = (
         read_trace(pods, cluster.settings.defaults)
-        if pods.suffix == ".csv"
+        if pods.suffix.lower() == ".csv"
         else read_manifests(pods, cluster.request_of)
     )
+    if nodes is not None:
+        check_memories(nodes, cluster.nodes, asked)
     console = bars()
     for note in cluster.notes:
         notes().print(note)

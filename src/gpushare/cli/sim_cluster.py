@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +27,10 @@ from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
 NodesFile = Annotated[
     Path | None,
-    typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model; decided by the chart's defaults"),
+    typer.Option(
+        "--nodes",
+        help="CSV: sn, cpu_milli, memory_mib, gpu, model[, gpu_memory_mib]; decided by the chart's defaults",
+    ),
 ]
 SnapshotFolder = Annotated[
     Path | None,
@@ -37,7 +40,10 @@ SnapshotFolder = Annotated[
     ),
 ]
 PodsFile = Annotated[
-    Path, typer.Option("--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]")
+    Path,
+    typer.Option(
+        "--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec][, gpu_memory_mib]"
+    ),
 ]
 
 
@@ -104,6 +110,8 @@ def cluster_command(
     cluster = _read_where(nodes, snapshot)
     settings = replace(cluster.settings, policy=policy or cluster.settings.policy)
     trace = read_trace(pods, settings.defaults)
+    if nodes is not None:
+        check_memories(nodes, cluster.nodes, trace)
     done = _run_all(cluster, trace, settings, demand, range(seed, seed + runs), cpu_pods)
     if as_json:
         typer.echo(json.dumps(done[0].as_json() if runs == 1 else _summary(done)))
@@ -121,6 +129,24 @@ def read_cluster(path: Path) -> list[NodeSpec]:
         return parse_nodes(read_text(path), str(path))
     except TraceError as error:
         raise UsageError(str(error)) from error
+
+
+def check_memories(path: Path, nodes: Iterable[NodeSpec], asked: Iterable[PlacementRequest]) -> None:
+    """Refuse pods that name an amount of GPU memory where a table does not say how much its GPUs have.
+
+    Args:
+        path: the table that the nodes are from.
+
+    Raises:
+        UsageError: such a pod would be refused on these GPUs as if they had no memory at all.
+    """
+    asker = next((pod for pod in asked if pod.gpu_count and pod.memory_mib), None)
+    silent = next((node for node in nodes for gpu in node.gpus if gpu.memory_mib is None), None)
+    if asker is not None and silent is not None:
+        raise UsageError(
+            f"{path}: pod {asker.pod_uid} asks for {asker.memory_mib} MiB of GPU memory, and how much the GPUs of "
+            f"node {silent.name} have is not given: add the column gpu_memory_mib, the memory of one GPU in MiB"
+        )
 
 
 def _read_where(nodes: Path | None, snapshot: Path | None) -> LiveCluster:

@@ -1,0 +1,75 @@
+"""`gpushare plan` and `sim cluster` on tables of nodes: what the tables do not say is asked for, never guessed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare.cli import root
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,H200\n"
+NODES_WITH_MEMORY = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib\na,64000,262144,2,H200,143771\n"
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib\nx,1000,1024,1,250,{memory}\n"
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: first, annotations: {{gpushare.io/fraction: "0.25"{memory}}}}}
+spec: {{containers: [{{name: main}}]}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "sized.csv").write_text(NODES_WITH_MEMORY)
+    return tmp_path
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["gpushare", *map(str, words)])
+    try:
+        root.main()
+        code: Any = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("sim", "cluster")])
+def test_pods_that_name_memory_need_nodes_that_say_how_much_they_have(
+    command: tuple[str, ...], folder: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Such pods fitted nowhere: "the freest with enough share has 0 MiB free"."""
+    (folder / "pods.csv").write_text(PODS.format(memory=8192))
+    code, out, err = call(monkeypatch, capsys, *command, "--pods", "pods.csv", "--nodes", "nodes.csv")
+    assert (code, out) == (2, "")
+    assert err == (
+        "gpushare: nodes.csv: pod x asks for 8192 MiB of GPU memory, and how much the GPUs of node a have is not "
+        "given: add the column gpu_memory_mib, the memory of one GPU in MiB\n"
+    )
+    code, _, _ = call(monkeypatch, capsys, *command, "--pods", "pods.csv", "--nodes", "sized.csv", "--json")
+    assert code == 0
+    (folder / "pods.csv").write_text(PODS.format(memory=""))
+    code, _, _ = call(monkeypatch, capsys, *command, "--pods", "pods.csv", "--nodes", "nodes.csv", "--json")
+    assert code == 0
+
+
+def test_a_manifest_that_names_memory_needs_it_too(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    (folder / "first.yaml").write_text(POD.format(memory=", gpushare.io/memory: 8Gi"))
+    words = ["plan", "--json", "--pods", "first.yaml", "--nodes"]
+    code, out, err = call(monkeypatch, capsys, *words, "nodes.csv")
+    assert (code, out) == (2, "")
+    assert "pod default/first asks for 8192 MiB of GPU memory" in err
+    code, out, _ = call(monkeypatch, capsys, *words, "sized.csv")
+    assert (code, json.loads(out)["pods"][0]["memory_mib"]) == (0, 8192)
+
+
+def test_a_table_is_known_by_its_ending_in_capitals_too(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    (folder / "PODS.CSV").write_text(PODS.format(memory=""))
+    code, _, err = call(monkeypatch, capsys, "plan", "--json", "--pods", "PODS.CSV", "--nodes", "nodes.csv")
+    assert (code, err) == (0, "")
