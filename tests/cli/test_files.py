@@ -19,8 +19,9 @@ def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Pa
     assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
 
 
-@pytest.mark.parametrize("name", ["", "none/page.html"])
+@pytest.mark.parametrize("name", ["", "none/page.html", "x" * 300, "x" * 300 + "/page.html"])
 def test_what_cannot_be_written_is_told_before_and_after(tmp_path: Path, name: str) -> None:
+    """A name that no file can have fails as one does in a folder that may not be entered, which root always may."""
     for refuse in (check_writable, lambda path: write_whole(path, "x")):
         with pytest.raises(UsageError, match="cannot be written"):
             refuse(tmp_path / name)

@@ -1,4 +1,4 @@
-"""`gpushare plan` and `sim cluster` on tables of nodes: what the tables do not say is asked for, never guessed."""
+"""`gpushare plan` and `sim cluster` without a cluster: what tables and snapshots lack is asked for, never guessed."""
 
 import json
 from pathlib import Path
@@ -73,3 +73,39 @@ def test_a_table_is_known_by_its_ending_in_capitals_too(folder: Path, monkeypatc
     (folder / "PODS.CSV").write_text(PODS.format(memory=""))
     code, _, err = call(monkeypatch, capsys, "plan", "--json", "--pods", "PODS.CSV", "--nodes", "nodes.csv")
     assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("{}", 'is not what gpushare snapshot writes: "settings" is missing; take it again'),
+        ("[]", "is not what gpushare snapshot writes: it is no JSON object; take it again"),
+        ('{"settings": {}, "secrets": []}', 'is not what gpushare snapshot writes: "secrets" is not known'),
+        ("{", "is not what gpushare snapshot writes: Expecting property name"),
+        (None, "snap holds no cluster.json: name a folder that gpushare snapshot wrote (its --output)"),
+    ],
+)
+def test_what_is_no_snapshot_is_told_without_our_own_names(
+    folder: Path, monkeypatch: Any, capsys: Any, command: str, written: str | None, says: str
+) -> None:
+    (folder / "snap").mkdir()
+    if written is not None:
+        (folder / "snap" / "cluster.json").write_text(written)
+    (folder / "pods.csv").write_text(PODS.format(memory=""))
+    words = ("--pods", "pods.csv") if command == "plan" else ("-o", "page.html")
+    code, out, err = call(monkeypatch, capsys, command, "--snapshot", "snap", *words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Objects" not in err
+
+
+@pytest.mark.parametrize(("name", "why"), [("nodes.csv", "holds no cluster.json"), ("x" * 300, "cannot be read")])
+def test_a_snapshots_folder_that_cannot_be_asked_is_one_sentence(
+    folder: Path, monkeypatch: Any, capsys: Any, name: str, why: str
+) -> None:
+    """The second fails as a folder does that may not be entered, which root always may."""
+    (folder / "pods.csv").write_text(PODS.format(memory=""))
+    code, out, err = call(monkeypatch, capsys, "plan", "--snapshot", name, "--pods", "pods.csv")
+    assert (code, out) == (2, "")
+    assert why in err

@@ -37,14 +37,17 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: its folder is missing or not writable, or it is a folder itself.
     """
-    if path.is_dir():
-        raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}")
-    if _is_written_through(path):
-        return
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
+    try:  # the questions themselves fail in a folder that may not be entered
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _is_written_through(path):
+            return
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -111,15 +111,41 @@ def read_snapshot(folder: Path) -> Objects:
         UsageError: a file is missing, or was not written by `gpushare snapshot`.
     """
     path = folder / OBJECTS_FILE
-    if (folder / NODES_FILE).is_file() and not path.exists():
-        raise UsageError(
-            f"{folder} has no {OBJECTS_FILE}: an older gpushare wrote it, so take it again with gpushare "
-            f"snapshot, or plan for its nodes without their pods (--nodes {folder / NODES_FILE})"
-        )
     try:
-        found = Objects(**json.loads(read_text(path)))
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if (folder / NODES_FILE).is_file():
+            raise UsageError(
+                f"{folder} has no {OBJECTS_FILE}: an older gpushare wrote it, so take it again with gpushare "
+                f"snapshot, or plan for its nodes without their pods (--nodes {folder / NODES_FILE})"
+            ) from None
+        raise UsageError(
+            f"{folder} holds no {OBJECTS_FILE}: name a folder that gpushare snapshot wrote (its --output)"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        found = _objects_of(json.loads(read_text(path)))
         if found.read_at is not None and not math.isfinite(found.read_at):
             raise ValueError(f"read_at {found.read_at} is not a time")
         return found
     except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path}: is not what gpushare snapshot writes: {error}") from error
+        raise UsageError(f"{path}: is not what gpushare snapshot writes: {error}; take it again") from error
+
+
+def _objects_of(document: object) -> Objects:
+    """Return the objects that a snapshot's JSON holds.
+
+    Raises:
+        ValueError: it is no JSON object, lacks a key, or has one that is not known.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    known = {field.name: field.default for field in fields(Objects)}
+    for name, default in known.items():
+        if default is MISSING and name not in document:
+            raise ValueError(f'"{name}" is missing')
+    for name in document:
+        if name not in known:
+            raise ValueError(f'"{name}" is not known')
+    return Objects(**document)
