@@ -90,6 +90,15 @@ def test_one_line_its_status_and_what_to_do(
     assert not (tmp_path / "taken").exists()
 
 
+def test_what_may_be_given_instead_of_a_cluster_that_is_away_is_a_sentence_of_its_own(
+    busy: HttpApiServer, call: Call, words: dict[str, tuple[str, ...]]
+) -> None:
+    """Before: "and is it up?, or give --snapshot or --nodes"."""
+    gone(busy)
+    _, _, err = call(*words["plan"])
+    assert err.endswith("is this the right cluster (--context), and is it up? Or give --snapshot or --nodes\n")
+
+
 def test_a_cluster_without_a_gpu_is_status_3(
     cluster: HttpApiServer, call: Call, words: dict[str, tuple[str, ...]]
 ) -> None:

@@ -21,7 +21,7 @@ def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["", "none/page.html", "x" * 300, "x" * 300 + "/page.html"])
 def test_what_cannot_be_written_is_told_before_and_after(tmp_path: Path, name: str) -> None:
-    """A name that no file can have fails as one does in a folder that may not be entered, which root always may."""
+    """Too long a name fails as one does in a folder that may not be entered, which root may always enter."""
     for refuse in (check_writable, lambda path: write_whole(path, "x")):
         with pytest.raises(UsageError, match="cannot be written"):
             refuse(tmp_path / name)

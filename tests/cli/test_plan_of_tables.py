@@ -1,4 +1,4 @@
-"""`gpushare plan` and `sim cluster` without a cluster: what tables and snapshots lack is asked for, never guessed."""
+"""`gpushare plan` and `sim cluster` without a cluster: what tables and snapshots lack is told, never guessed."""
 
 import json
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_what_is_no_snapshot_is_told_without_our_own_names(
 def test_a_snapshots_folder_that_cannot_be_asked_is_one_sentence(
     folder: Path, monkeypatch: Any, capsys: Any, name: str, why: str
 ) -> None:
-    """The second fails as a folder does that may not be entered, which root always may."""
+    """The second fails as a folder does that may not be entered, which root may always enter."""
     (folder / "pods.csv").write_text(PODS.format(memory=""))
     code, out, err = call(monkeypatch, capsys, "plan", "--snapshot", name, "--pods", "pods.csv")
     assert (code, out) == (2, "")

@@ -59,6 +59,26 @@ async def test_an_empty_part_of_the_variable_is_no_file(tmp_path: Path, monkeypa
             pass
 
 
+async def test_a_context_that_the_file_lacks_is_told_with_those_that_it_has(kubeconfig: Any) -> None:
+    """Before: "Invalid kube-config file. Expected object with name prod in .../contexts list"."""
+    path = kubeconfig({}, {"token": "t"})
+    with pytest.raises(ApiError, match=r'there is no context "prod", only c$'):
+        async with connect(path, context="prod"):
+            pass
+
+
+async def test_a_file_that_cannot_be_read_is_told_without_a_number(kubeconfig: Any, tmp_path: Path) -> None:
+    """Before: "[Errno 21] Is a directory: '...'"."""
+    absent = tmp_path / "absent"
+    for path, why in (
+        (tmp_path, f"{tmp_path}: cannot be read: Is a directory$"),
+        (kubeconfig({}, {"tokenFile": str(absent)}), f"{absent}: cannot be read: No such file or directory$"),
+    ):
+        with pytest.raises(ApiError, match=f"no usable cluster configuration: {why}"):
+            async with connect(path):
+                pass
+
+
 @pytest.mark.parametrize(
     "server",
     ["", "cluster.example", "127.0.0.1:6443", "ftp://127.0.0.1", "https://127.0.0.1:99999", "https://:6443"],

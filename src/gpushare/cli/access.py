@@ -130,6 +130,7 @@ def cluster_error(error: ApiError, *, role: str = VIEWER, instead: str = "") -> 
         case NotFound():
             return AbsentError(f"{error}{other}")
         case Retryable(status=0):
+            other = f" Or give {instead}" if instead else ""
             return UnreachableError(f"{error}: is this the right cluster (--context), and is it up?{other}")
         case Retryable():
             return UnreachableError(f"the API server is in trouble: {error}; try again in a moment{other}")

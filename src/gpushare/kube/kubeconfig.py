@@ -27,6 +27,20 @@ def _check_exists(kubeconfig: str | None) -> None:
         raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths) or looked_for}")
 
 
+def _check_context(kubeconfig: str | None, context: str) -> None:
+    """Raise ApiError for a context that the file lacks, because the library calls the whole file invalid."""
+    try:
+        with _logged():
+            contexts, _ = kube_config.list_kube_config_contexts(kubeconfig or _named_kubeconfig())
+        known = [str(each["name"]) for each in contexts]
+    except (kube_config.ConfigException, OSError, *_BAD_KUBECONFIG):
+        return  # told when it is loaded
+    if context not in known:
+        raise ApiError(
+            f'no usable cluster configuration: there is no context "{context}", only {", ".join(known) or "none"}'
+        )
+
+
 async def read_configuration(kubeconfig: str | Path | None = None, *, context: str | None = None) -> Any:
     """Return the Kubernetes package's Configuration, with credentials, found as described for `connect`.
 
@@ -40,6 +54,8 @@ async def read_configuration(kubeconfig: str | Path | None = None, *, context: s
             kube_config.load_incluster_config(configuration)
         else:
             _check_exists(path)
+            if context is not None:
+                _check_context(path, context)
             with _logged() as complaints:
                 await kube_config.load_kube_config(
                     path or _named_kubeconfig(), context=context, client_configuration=configuration
@@ -49,8 +65,11 @@ async def read_configuration(kubeconfig: str | Path | None = None, *, context: s
                 raise ApiError(
                     f"no usable cluster configuration: no credentials: {' '.join(complaints[0].split())}"
                 )
-    except (kube_config.ConfigException, OSError) as error:
+    except kube_config.ConfigException as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
+    except OSError as error:
+        why = f"{error.filename}: cannot be read: {error.strerror}" if error.filename else str(error)
+        raise ApiError(f"no usable cluster configuration: {why}") from error
     except _BAD_KUBECONFIG as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise ApiError(f"no usable cluster configuration: {where} is not a kubeconfig") from error
