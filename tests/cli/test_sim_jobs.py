@@ -1,8 +1,10 @@
 import json
+from importlib import resources
 
 import pytest
 
 from gpushare.cli import main as command
+from gpushare.data import H200_COLOCATION
 from gpushare.sim.job_catalog import POLICIES
 
 
@@ -225,3 +227,27 @@ def test_the_table_takes_no_colocation_data_and_knows_its_programs_and_policies(
     assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--policy", "gavel") == 2
     assert 'policy "gavel" is not known' in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert gpushare(monkeypatch, "sim", "jobs") == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("--slowdown-headroom", 0.25), ("--load", 2), ("--seeds", 10), ("--table", "t")]
+)
+def test_options_of_a_table_are_refused_for_a_trace(monkeypatch, gavel, trace, capsys, words):
+    """Before: taken in silence, so that a headroom seemed to change nothing."""
+    one = ("--trace", trace, "--policy", "fifo")
+    assert gpushare(monkeypatch, "sim", "jobs", *gavel, *one, *words) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert f"{words[0]} is for --truth table alone: give that, or leave it out" in printed.err
+
+
+@pytest.mark.parametrize("words", [("--gpu", "p100"), ("--solo", "solo.csv")])
+@pytest.mark.parametrize("command", ["jobs", "trace"])
+def test_options_of_pairs_are_refused_for_a_dataset(monkeypatch, trace, capsys, tmp_path, words, command):
+    """Before: taken in silence, so that figures of an H200 seemed to be a P100's."""
+    more = ("--trace", trace, "--policy", "fifo") if command == "jobs" else ("-o", tmp_path / "drawn.csv")
+    with resources.as_file(resources.files("gpushare.data") / H200_COLOCATION) as dataset:
+        assert gpushare(monkeypatch, "sim", command, "--colocation", dataset, *more, *words) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert f"{words[0]} is for a table of pairs (.csv), and this is none: leave it out" in printed.err

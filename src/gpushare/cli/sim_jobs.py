@@ -34,6 +34,7 @@ from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 TABLE_GPUS: Final = 16
 _MOST_MEAN: Final = 1e7  # seconds, four months; keeps drawn values below a trace's limit
 TABLE_LOADS: Final = (0.8, 1.2, 2.0)
+_OF_TABLES: Final = ("table", "jobs", "load", "seeds", "processes", "reserve_after", "slowdown_headroom")
 
 _TRACE = typer.Option(
     "--trace",
@@ -78,6 +79,7 @@ class TruthSource(StrEnum):
 
 
 def jobs_command(
+    context: typer.Context,
     trace: Annotated[Path | None, _TRACE] = None,
     colocation: Annotated[Path | None, _COLOCATION] = None,
     gpus: GpuCount = TABLE_GPUS,
@@ -159,10 +161,23 @@ def jobs_command(
             release=Settings(reserve_after_seconds=reserve_after, slowdown_headroom_ratio=slowdown_headroom),
         )
         return
+    _refuse_options_of_tables(context)
     if trace is None or colocation is None:
         raise UsageError("give --trace and --colocation, or --truth table")
     truth = partial(_read_truth, colocation, solo, gpu, time_slicing, seed, gpu_memory)
     _one_policy(trace, truth, gpus, policy, seed, as_json=as_json, page=page)
+
+
+def _refuse_options_of_tables(context: typer.Context) -> None:
+    """Refuse options that would change nothing without --truth table.
+
+    Raises:
+        UsageError: one is on the command line.
+    """
+    for name in _OF_TABLES:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--{name.replace('_', '-')} is for --truth table alone: give that, or leave it out")
 
 
 def _one_policy(
@@ -273,6 +288,9 @@ def _read_truth(
         except TableError as error:
             raise UsageError(f"{solo if error.table == 'solo' else colocation}: {error}") from error
         return PairsTruth(table)
+    if solo is not None or gpu is not None:
+        given = "--solo" if solo is not None else "--gpu"
+        raise UsageError(f"{colocation}: {given} is for a table of pairs (.csv), and this is none: leave it out")
     dataset = _read_dataset(colocation)
     memory = gpu_memory or gpu_memory_mib(dataset.gpu_model) or 0
     if needs_memory and not memory:
