@@ -179,7 +179,7 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
             POD_YAML.replace("0.25", "1.5"),
             'pod one: annotation gpushare.io/fraction: "1.5" asks for more than one GPU',
         ),
-        (POD_YAML.replace("500m", "lots"), "pod one: 'lots' is not a quantity"),
+        (POD_YAML.replace("500m", "lots"), "pod one: cpu: 'lots' is not a quantity"),
         (POD_YAML.replace("500m", '"-5"'), "pod one: cpu: '-5' is negative"),
         (
             POD_YAML.replace("spec: {containers", "spec: {resources: {requests: {cpu: -5}}, containers", 1),

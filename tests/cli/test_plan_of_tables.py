@@ -1,12 +1,14 @@
 """`gpushare plan` and `sim cluster` without a cluster: what tables and snapshots lack is told, never guessed."""
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpushare.cli import root
+from gpushare.data import H200_COLOCATION
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,H200\n"
 NODES_WITH_MEMORY = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib\na,64000,262144,2,H200,143771\n"
@@ -67,6 +69,46 @@ def test_a_manifest_that_names_memory_needs_it_too(folder: Path, monkeypatch: An
     assert "pod default/first asks for 8192 MiB of GPU memory" in err
     code, out, _ = call(monkeypatch, capsys, *words, "sized.csv")
     assert (code, json.loads(out)["pods"][0]["memory_mib"]) == (0, 8192)
+
+
+def test_a_plan_warns_of_what_kubectl_apply_would_warn_of(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = ["plan", "--json", "--pods", "first.yaml", "--nodes", "nodes.csv"]
+    (folder / "first.yaml").write_text(POD.format(memory=", gpushare.io/memroy: 8Gi"))
+    code, _, err = call(monkeypatch, capsys, *words)
+    meant = "means nothing to gpushare; did you mean gpushare.io/"
+    assert (code, err) == (0, f"pod first: annotation gpushare.io/memroy {meant}memory?\n")
+    (folder / "first.yaml").write_text(POD.format(memory="").replace("fraction", "fracton"))
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert code == 2
+    assert err.splitlines()[0] == f"pod first: annotation gpushare.io/fracton {meant}fraction?"
+    assert "first.yaml holds no pod with the annotation gpushare.io/fraction" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "a document is not a Kubernetes object: it has no kind"),
+        (
+            POD.format(memory="").replace("[{name: main}]", "5"),
+            "a field has not the form that a pod's has (Value after * must be an iterable, not int)",
+        ),
+    ],
+)
+def test_what_is_no_pod_is_told_so(folder: Path, monkeypatch: Any, capsys: Any, text: str, says: str) -> None:
+    """Before: "an object of kind None has no name", and the words of Python alone."""
+    (folder / "first.yaml").write_text(text)
+    code, out, err = call(monkeypatch, capsys, "plan", "--pods", "first.yaml", "--nodes", "nodes.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_a_program_that_the_profiles_lack_is_told_with_those_that_they_have(monkeypatch: Any, capsys: Any) -> None:
+    """Before: "nope has no solo run at 100%"."""
+    with resources.as_file(resources.files("gpushare.data") / H200_COLOCATION) as dataset:
+        code, out, err = call(monkeypatch, capsys, "model", "advise", "--profiles", dataset, "nope")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith('gpushare: the profiles have no program "nope", only ')
+    assert "resnet50-infer-fp16-b32" in err
 
 
 def test_a_table_is_known_by_its_ending_in_capitals_too(folder: Path, monkeypatch: Any, capsys: Any) -> None:

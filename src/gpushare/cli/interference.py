@@ -219,7 +219,8 @@ def advise(
     tenants: Annotated[
         list[str],
         typer.Argument(
-            help='Each "workload", "workload:latency", or with a tolerated slowdown "workload:throughput:1.5".'
+            help='Each "workload", "workload:latency", or with a tolerated slowdown (default 2) '
+            '"workload:throughput:1.5".'
         ),
     ],
     model: ModelFile = None,
@@ -293,6 +294,8 @@ def _wish(data: Dataset, text: str) -> Wish:
         raise UsageError(f'tenant "{text}" is not of the form workload[:throughput|latency[:slowdown]]') from None
     if not tolerated >= 1 or not math.isfinite(tolerated):
         raise UsageError(f'tenant "{text}": a tolerated slowdown is 1 or more')
+    if name not in data.solo:
+        raise UsageError(f'the profiles have no program "{name}", only {", ".join(sorted(data.solo)) or "none"}')
     try:
         return Wish(profile_of(data, name), job_class, tolerated)
     except ProfileError as error:

@@ -8,6 +8,7 @@ import yaml
 
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
+from gpushare.core.admission import warnings
 from gpushare.core.api import Rejection, names, parse_quantity
 from gpushare.core.placement import PlacementRequest
 
@@ -15,12 +16,15 @@ _MOST_PODS: Final = 100_000
 
 
 def read_manifests(
-    path: Path, request_of: Callable[[Mapping[str, Any]], PlacementRequest | Rejection]
+    path: Path,
+    request_of: Callable[[Mapping[str, Any]], PlacementRequest | Rejection],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[PlacementRequest]:
     """Return the requests of the pods with our annotation in a YAML or JSON file.
 
     Args:
         request_of: returns what a pod object requests on the cluster of the plan.
+        warn: gets what `kubectl apply` would warn of, such as a misspelt annotation.
 
     Raises:
         UsageError: the file is not YAML, an annotation or quantity is wrong, or no pod asks for a share.
@@ -38,6 +42,7 @@ def read_manifests(
         for pod in _pods(path, document):
             annotations = pod["metadata"].get("annotations") or {}
             if isinstance(annotations, Mapping) and names.FRACTION not in annotations:
+                _warn_of(pod, annotations, warn)
                 continue
             try:
                 _check_annotations(annotations)
@@ -48,14 +53,26 @@ def read_manifests(
                 raise UsageError(
                     f"{path}: pod {pod['metadata']['name']} lacks the required field {error}"
                 ) from error
-            except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            except (TypeError, AttributeError) as error:
+                raise UsageError(
+                    f"{path}: pod {pod['metadata']['name']}: a field has not the form that a pod's has ({error}); "
+                    "kubectl apply --dry-run=server says which"
+                ) from error
+            except (ValueError, OverflowError) as error:
                 raise UsageError(f"{path}: pod {pod['metadata']['name']}: {error}") from error
             if isinstance(request, Rejection):
                 raise UsageError(f"{path}: pod {pod['metadata']['name']}: {request}")
+            _warn_of(pod, annotations, warn)
             found.append(request)
     if not found:
         raise UsageError(f"{path} holds no pod with the annotation {names.FRACTION}")
     return found
+
+
+def _warn_of(pod: Mapping[str, Any], annotations: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    if any(str(name).startswith(f"{names.GROUP}/") for name in annotations):
+        for warning in warnings(dict(pod)):
+            warn(f"pod {pod['metadata']['name']}: {warning}")
 
 
 def _check_annotations(annotations: Any) -> None:
@@ -80,7 +97,11 @@ def _check_amounts(spec: Mapping[str, Any]) -> None:
     for asks in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for amounts in (asks.get("resources") or {}).values():
             for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
-                if parse_quantity(amount) < 0:
+                try:
+                    is_negative = parse_quantity(amount) < 0
+                except ValueError as error:
+                    raise ValueError(f"{resource}: {error}") from error
+                if is_negative:
                     raise ValueError(f"{resource}: {amount!r} is negative")
 
 
@@ -123,6 +144,8 @@ def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
         for item in document["items"]:
             yield from _pods(path, item)
         return
+    if not isinstance(document.get("kind"), str):
+        raise UsageError(f"{path}: a document is not a Kubernetes object: it has no kind")
     metadata, spec = document.get("metadata"), document.get("spec")
     if not isinstance(metadata, Mapping) or not isinstance(
         metadata.get("name") or metadata.get("generateName"), str

@@ -119,7 +119,7 @@ def plan(
     asked = (
         read_trace(pods, cluster.settings.defaults)
         if pods.suffix.lower() == ".csv"
-        else read_manifests(pods, cluster.request_of)
+        else read_manifests(pods, cluster.request_of, notes().print)
     )
     if nodes is not None:
         check_memories(nodes, cluster.nodes, asked)
