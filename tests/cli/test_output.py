@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -50,6 +51,18 @@ def test_a_closed_pipe_is_neither_an_error_nor_status_1(simulated: tuple[str, ..
         assert ended((*simulated, *form), writing) == (0, "")
     finally:
         os.close(writing)
+
+
+@pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
+def test_standard_streams_that_the_caller_has_closed_change_no_status(
+    simulated: tuple[str, ...], closed: str
+) -> None:
+    """Before: without standard output a traceback and status 1, which says that a pod fits nowhere."""
+    for words, status in ((simulated, 0), (("plan", "--pods", "absent.csv", *simulated[2:4]), 2)):
+        command = shlex.join([*PROGRAM, *words])
+        done = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [("--help",), ("version",), ("completion", "bash")])

@@ -76,6 +76,7 @@ def build(used: str | None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; an error that the user can fix becomes one sentence and an exit status by its kind."""
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")  # characters that the locale lacks become question marks
@@ -111,6 +112,13 @@ def main() -> None:
             raise
         what = str(error) or type(error).__name__
         _stop(f"this is a defect: {type(error).__name__}: {what} ({DEBUG}=1 shows where)", ExitStatus.DEFECT)
+
+
+def _replace_closed_streams() -> None:
+    """Discard what goes to a standard stream that the caller has closed (`>&-`), which Python leaves as None."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # in this order each gets its own number back, not a file of the command
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def complete() -> None:
