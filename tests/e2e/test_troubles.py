@@ -80,7 +80,7 @@ def test_a_waiting_pod_is_told_what_is_short(space: Namespace) -> None:
     alone = idle(space, "alone", "0.1")
     alone["metadata"]["labels"] = {"part": "isolated"}
     space.create(alone)
-    waits(space, "alone", "needs 1 GPU in a isolated fault domain, has 0")
+    waits(space, "alone", "needs 1 GPU in an isolated fault domain, has 0")
 
     # What kube-scheduler counts itself: its event has its own words, explain has the page's.
     for name, resource, amount, row in (

@@ -225,12 +225,16 @@ def _silent(seconds: int) -> str:
     return f"the node's agent has not reported for more than {seconds} s"
 
 
+def _domain(shape: Shape) -> str:
+    return "an isolated" if shape.fault_domain is FaultDomain.ISOLATED else f"a {shape.fault_domain}"
+
+
 _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
     (Reason.NO_GPUS, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} that gpushare manages"),
     (Reason.AGENT_SILENT, lambda _, n: _silent(n)),
     (Reason.GPU_UNHEALTHY, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} healthy"),
     (Reason.GPU_MODEL, lambda s, n: f"needs {_gpus(s.gpu_count)} of {_models(s)}, has {n} healthy"),
-    (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in a {s.fault_domain} fault domain, has {n}"),
+    (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in {_domain(s)} fault domain, has {n}"),
     (Reason.SHARE, _share),
     (
         Reason.CLIENTS,
