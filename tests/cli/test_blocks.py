@@ -130,7 +130,7 @@ def _write_pairs(folder: Path) -> None:
     ]
     (folder / "S.csv").write_text("\n".join(solo) + "\n")
     heads = "gpu,workload_a,workload_b,steps_per_s_a,steps_per_s_b"
-    (folder / "P.csv").write_text("\n".join([heads, *rows]) + "\n")
+    (folder / "PAIRS.csv").write_text("\n".join([heads, *rows]) + "\n")
 
 
 def _environment() -> dict[str, str]:
@@ -147,6 +147,7 @@ def files(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     columns = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"
     (folder / "P.csv").write_text(f"{columns}\nx,1000,1024,1,600,\ny,1000,1024,1,600,T4\n")
+    _write_pairs(folder)
     shutil.copy(trace, folder / "T.csv")
     shutil.copy(ROOT / "src" / "gpushare" / "data" / "h200-colocation.jsonl", folder / "D.jsonl")
     pod = next(block.text for block in blocks("yaml") if block.page.endswith("first-hour.md"))
@@ -162,12 +163,23 @@ def files(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("block", "command"), sites(Way.FILES))
 def test_every_command_on_files_runs(call: Call, files: Path, block: Block, command: str) -> None:
     given = words(command)[1:]
-    if given[:2] == ["pairs", "evaluate"]:
-        _write_pairs(files)  # P.csv stands for pods elsewhere
     before = {path.name for path in files.iterdir()}
     code, out, err = call(*given)
     assert code == 0, (block.place, err)
     assert out or {path.name for path in files.iterdir()} - before or list((files / "here").iterdir())
+
+
+def test_the_readme_says_which_files_its_names_in_capitals_stand_for() -> None:
+    """Before: none was named, and P.csv stood for pods and for pairs."""
+    blocks_and_text = (ROOT / "README.md").read_text().split("```")
+    typed, prose = ("".join(blocks_and_text[at::2]) for at in (1, 0))
+    named = re.findall(r"--?([a-z]+) ([A-Z]+\.(?:csv|jsonl))\b", typed)
+    assert len(named) >= 6
+    assert [name for _, name in named if f"`{name}`" not in prose and f" {name}`" not in prose] == []
+    assert {option for option, name in named if name == "P.csv"} == {"pods"}
+    assert re.search(
+        r'`sim compare` and `pairs evaluate` need the extra `fit`\s+\(`pip install "\.\[fit\]"`\)', prose
+    )
 
 
 @pytest.fixture(scope="module")
