@@ -18,6 +18,7 @@ from installed import lacking
 from prometheus_client.registry import Collector
 
 from gpushare.core.admission import Defaults
+from gpushare.core.api import clients_of
 from gpushare.core.control import SLO_TROUBLES
 from gpushare.core.progress import promise_of
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
@@ -235,6 +236,14 @@ def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> Non
     cited = {int(number) for found in re.findall(r" \[(\d(?:, \d)*)\]", page) for number in found.split(", ")}
     listed = {int(number) for number in re.findall(r"^(\d)\. ", page.partition("\n## Sources\n")[2], re.MULTILINE)}
     assert cited == listed
+
+
+def test_the_clients_of_a_share_are_told_by_an_example() -> None:
+    """Before: "48% of its percentage"."""
+    example = f"{clients_of(25)} at 25%"
+    for page in ("gate.md", "guide/sizing.md"):
+        text = " ".join((DOCS / page).read_text().split())
+        assert re.search(rf"its share of (?:them|the 48), rounded down[ ,].*{example}", text), page
 
 
 def test_the_nodes_to_share_are_chosen_as_the_page_says() -> None:
