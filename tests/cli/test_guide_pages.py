@@ -246,6 +246,15 @@ def test_the_clients_of_a_share_are_told_by_an_example() -> None:
         assert re.search(rf"its share of (?:them|the 48), rounded down[ ,].*{example}", text), page
 
 
+def test_what_the_gate_adds_to_a_start_is_the_same_on_both_pages() -> None:
+    """Before: 0.03 to 0.05 s in the answer to "What does it cost?", which the newer sessions are below."""
+    (gate,) = re.findall(r"the gate adds to a start \((0\.\d+ to 0\.\d+ s) in", (DOCS / "gate.md").read_text())
+    (told,) = re.findall(
+        r"A start of a CUDA program takes (.*?) longer", (DOCS / "guide/questions.md").read_text()
+    )
+    assert told == gate
+
+
 def test_the_nodes_to_share_are_chosen_as_the_page_says() -> None:
     helm = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare") / "bin" / "helm"
     if not helm.exists():
