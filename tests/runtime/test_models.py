@@ -147,3 +147,11 @@ def test_a_file_that_was_only_laid_out_anew_is_taken(
     whole = signed(putting(1.0, "mean", 0)(SHIPPED | {"gpu_model": L4}))
     other = json.dumps(putting(1, "mean", 0)(whole), indent=2, sort_keys=True) + "\n\n"
     assert fitted_and_used(other, tmp_path, monkeypatch, caplog) == ((L4,), (L4,))
+
+
+def test_a_folder_that_is_missing_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before: a mistyped $GPUSHARE_MODELS left the shipped model in use without a word."""
+    assert fitted_on("") == fitted_on(str(tmp_path)) == ()
+    assert caplog.text == ""
+    assert fitted_on(str(tmp_path / "none")) == ()
+    assert f"there is no folder {tmp_path / 'none'} to read interference models from" in caplog.text

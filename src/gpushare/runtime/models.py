@@ -20,8 +20,12 @@ def artefacts(folder: str) -> Iterator[tuple[Path, str]]:
     """Yield each artefact's path and text; unreadable ones are logged and left out.
 
     Args:
-        folder: an empty name or a missing folder yields nothing.
+        folder: an empty name yields nothing, and so does a missing folder, which is logged.
     """
+    if folder and not Path(folder).exists():
+        _log.error(
+            "there is no folder %s to read interference models from: the shipped model is used alone", folder
+        )
     for path in sorted(Path(folder).glob("*.json")) if folder else ():
         try:
             yield path, path.read_text()
