@@ -113,6 +113,20 @@ async def test_a_page_that_is_no_api_servers_says_so(api, server):
         await api.list(PODS, lambda pod: pod)
 
 
+@pytest.mark.parametrize("text", ["null", "[]", "3", '{"message": "down for maintenance"}', '{"items": 3}'])
+async def test_an_answer_that_is_no_list_is_never_an_empty_one(api, server, text):
+    """Before: whoever listed the pods of a cluster behind such a proxy held that all of them were gone."""
+    server.list = lambda _: web.Response(text=text, content_type="application/json")
+    with pytest.raises(Retryable, match="what answers is no API server"):
+        await api.list(PODS, lambda pod: pod)
+
+
+async def test_a_list_whose_items_are_null_is_empty(api, server):
+    """As aggregated API servers write it."""
+    server.list = lambda _: web.Response(text='{"metadata": {}, "items": null}', content_type="application/json")
+    assert (await api.list(PODS, lambda pod: pod)).items == []
+
+
 async def test_a_refusal_in_plain_text_is_one_line(api, server):
     """As a path of no API is answered; tests/cli/test_explain_on_api_server.py has it from a real server."""
     server.list = lambda _: web.Response(text="404 page not found\n", status=404)

@@ -118,14 +118,20 @@ class Api:
         field_selector: str | None = None,
         limit: int = PAGE_LIMIT,
     ) -> AsyncIterator[Page]:
-        """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0 means one page."""
+        """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0 means one page.
+
+        Raises:
+            ApiError: as for every request; `Retryable` also for an answer that is no list.
+        """
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
         path = resource.path(namespace=namespace)
         token: str | None = None
         while True:
             body = await self._call("GET", path, {**query, **_query(**{"continue": token})})
-            metadata = body.get("metadata") or {}
-            yield Page(body.get("items") or [], str(metadata.get("resourceVersion") or ""))
+            found, metadata = body.get("items", 0), body.get("metadata") or {}
+            if not isinstance(found, list | None) or not isinstance(metadata, dict):
+                raise _no_api_server("a list without items")
+            yield Page(found or [], str(metadata.get("resourceVersion") or ""))
             token = metadata.get("continue")
             if not token:
                 return
@@ -463,11 +469,15 @@ def _object(raw: bytes) -> Json:
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
-        raise Retryable(
-            f"what answers is no API server, or its answer was cut off ({error})",
-            retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
-        ) from error
+        raise _no_api_server(str(error)) from error
     return body if isinstance(body, dict) else {}
+
+
+def _no_api_server(why: str) -> Retryable:
+    return Retryable(
+        f"what answers is no API server, or its answer was cut off ({why})",
+        retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+    )
 
 
 def _status_object(raw: bytes) -> Json:
