@@ -241,9 +241,9 @@ def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> Non
 def test_the_clients_of_a_share_are_told_by_an_example() -> None:
     """Before: "48% of its percentage"."""
     example = f"{clients_of(25)} at 25%"
-    for page in ("gate.md", "guide/sizing.md"):
+    for page in ("gate.md", "guide/sizing.md", "values.md"):
         text = " ".join((DOCS / page).read_text().split())
-        assert re.search(rf"its share of (?:them|the 48), rounded down[ ,].*{example}", text), page
+        assert re.search(rf"its share of (?:them|the 48), rounded down[ ,:].*{example}", text), page
 
 
 def test_what_the_gate_adds_to_a_start_is_the_same_on_both_pages() -> None:
