@@ -197,13 +197,27 @@ def test_a_report_is_believed_within_three_errors_of_what_counters_decide(claime
     tenant = WatchedTenant("train", JobClass.THROUGHPUT, PROMISE, 0.6, ERROR, 1.0)
     _, found = believe(tenant, reported(claimed))
     assert found.progress == pytest.approx(believed_progress, abs=0.002)
-    assert found.error == pytest.approx(
-        0.02 * claimed if claimed == believed_progress else max(ERROR, 0.02 * claimed)
-    )
+    assert found.error == pytest.approx(0.02 * claimed if claimed == believed_progress else ERROR)
+    most = min(claimed, 1.0)  # no tenant runs faster than alone
     for undecided in ({"predicted_error": 0.06}, {"predicted_error": 0.0}):
-        assert believe(tenant, reported(claimed), **undecided)[1].progress == pytest.approx(claimed)
+        assert believe(tenant, reported(claimed), **undecided)[1].progress == pytest.approx(most)
     unknown = replace(tenant, progress=None, error=None)
-    assert believe(unknown, reported(claimed))[1].progress == pytest.approx(claimed)
+    assert believe(unknown, reported(claimed))[1].progress == pytest.approx(most)
+
+
+@pytest.mark.parametrize("predicted_error", [None, 0.01])
+@pytest.mark.parametrize("per_second", [1e9, 1e150, 1e300])
+def test_a_rate_however_huge_is_at_most_the_whole_progress(per_second, predicted_error):
+    """A counter that jumps would else end the reading of every GPU of the node."""
+    plant = Plant({"a": 0.1}, predicted_error=predicted_error).run(30)
+    plant.lie = lambda _: per_second
+    plant.run(30)
+    assert plant.shown[-1].progress <= 1.0
+    assert 0.0 < plant.shown[-1].error <= 0.2
+    assert len(plant.belief.words) < 200
+    tenant = plant.shown[0]
+    least = RateSign(1e-6, asked=RateWindow(90.0, 100.0, per_second, 0.02))
+    assert believe(tenant, least, predicted_error=predicted_error)[1].progress <= 1.0
 
 
 def test_a_report_that_stays_impossible_is_not_used_and_neighbours_get_their_time_back():

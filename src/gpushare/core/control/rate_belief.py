@@ -25,6 +25,7 @@ RATIO_SECONDS: Final = 90.0
 covers a minute, so that the first one after a change comes later than that."""
 # Relative, of the promise that a young profile gives: 0.06 of 0.4 (docs/measurements/jobs.md).
 _PROMISE_ERROR: Final = 0.15
+_MOST_PROGRESS: Final = 1.0  # no tenant runs faster than alone, whatever its counter says
 _LONGEST_GAP_SECONDS: Final = 5.0  # a longer time between two windows counts as this long, as in `watch`
 
 
@@ -67,7 +68,8 @@ class RateBelief:
     @property
     def words(self) -> str:
         """Return why the reports are not used, worded to follow a pod's name."""
-        made = f"by its target it makes {self.claimed:.2f} of its progress alone"
+        claimed = f"{self.claimed:.2f}" if self.claimed < 1000 else f"{self.claimed:.3g}"
+        made = f"by its target it makes {claimed} of its progress alone"
         return f"{made}, and the GPU's counters leave {self.lowest:.2f} to {self.highest:.2f} possible"
 
 
@@ -104,8 +106,9 @@ def believed(
         found = _corrected(belief, tenant, now, predicted_error)
     else:
         ratio = window.per_second / sign.target_per_second
-        made, error = tenant.promise * ratio, tenant.promise * ratio * window.error_ratio
-        belief, found = _clipped(belief, tenant, made, error, elapsed=elapsed, predicted_error=predicted_error)
+        belief, found = _clipped(
+            belief, tenant, tenant.promise * ratio, window.error_ratio, elapsed, predicted_error
+        )
         progress, error = found.progress or 0.0, found.error or 0.0
         if not belief.is_given_up(now):
             short = progress + settings.confidence * max(error, LEAST_ERROR) < tenant.promise
@@ -132,7 +135,7 @@ def _corrected(
         return tenant
     progress = tenant.progress * belief.factor
     lowest, highest = _possible(tenant, predicted_error)
-    return replace(tenant, progress=min(max(progress, lowest), highest))
+    return replace(tenant, progress=min(max(progress, lowest), highest, _most(tenant)))
 
 
 def _possible(tenant: WatchedTenant, predicted_error: float | None) -> tuple[float, float]:
@@ -146,19 +149,25 @@ def _possible(tenant: WatchedTenant, predicted_error: float | None) -> tuple[flo
 def _clipped(
     belief: RateBelief,
     tenant: WatchedTenant,
-    progress: float,
-    error: float,
-    *,
+    reported: float,
+    error_ratio: float,
     elapsed: float,
     predicted_error: float | None,
 ) -> tuple[RateBelief, WatchedTenant]:
     """Return the state, and the tenant with the reported progress within what the counters leave possible."""
     lowest, highest = _possible(tenant, predicted_error)
     if highest < math.inf:
-        belief = _compared(belief, progress, lowest, highest, elapsed)
-    if not lowest <= progress <= highest:
+        belief = _compared(belief, reported, lowest, highest, elapsed)
+    progress = min(reported, _most(tenant))
+    error = progress * error_ratio
+    if not lowest <= reported <= highest:
         progress, error = min(max(progress, lowest), highest), max(error, tenant.error or 0.0)
     return belief, replace(tenant, progress=progress, error=error)
+
+
+def _most(tenant: WatchedTenant) -> float:
+    """Return the most progress that is believed."""
+    return max(_MOST_PROGRESS, tenant.progress or 0.0)
 
 
 def _compared(belief: RateBelief, progress: float, lowest: float, highest: float, elapsed: float) -> RateBelief:
