@@ -120,10 +120,16 @@ def believed(
     is_used = found is not tenant
     is_switched = is_used != belief.is_used and found.progress is not None and tenant.active
     belief = replace(belief, is_used=is_used) if is_switched else belief
-    inferred_keeps = tenant.progress is None or tenant.progress >= tenant.promise
-    by_report = is_used and inferred_keeps and (found.progress or 0.0) < tenant.promise
+    by_report = is_used and not _is_surely_short(tenant, settings)
     in_vain = belief.tried_seconds > 0 and not belief.has_helped
     return belief, replace(found, by_report=by_report, in_vain=in_vain, is_anew=is_switched)
+
+
+def _is_surely_short(tenant: WatchedTenant, settings: WatchSettings) -> bool:
+    """Return whether the promise is below what is inferred by more than its error."""
+    if tenant.progress is None or tenant.error is None:
+        return False
+    return tenant.progress + settings.confidence * max(tenant.error, LEAST_ERROR) < tenant.promise
 
 
 def _corrected(

@@ -25,7 +25,8 @@ class WatchedTenant:
         alone: its progress under its cap with every neighbour stopped; 1 if unknown.
         is_light: whether it is only known to hardly use the GPU.
         slo: state of its own latency target; None if it has none, or nothing can be read.
-        by_report: whether only what its program reports shows its promise missed (`rate_belief`).
+        by_report: whether `progress` is what its program reports, and the counters alone do not surely show its
+            promise missed (`rate_belief`).
         in_vain: whether what neighbours gave up has not brought its reported rate nearer to its target so far.
         is_anew: whether `progress` is measured otherwise than in the windows before, so that estimates begin anew.
     """
