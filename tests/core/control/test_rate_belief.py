@@ -15,7 +15,7 @@ from gpushare.core.api import JobClass, PodSeries, RateSlo
 from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 from gpushare.core.control.rate_belief import CLIP_ERRORS, IMPLAUSIBLE_SECONDS, RateBelief, believed
 from gpushare.core.control.rate_reading import RateSign, rate_sign, read_target
-from gpushare.core.control.slo_reading import CounterReading, RateWindow, SloReason, SloRecord, SloTrouble
+from gpushare.core.control.slo_reading import CountedAt, CounterReading, RateWindow, SloReason, SloRecord, SloTrouble
 from gpushare.core.control.slo_relief import GIVEN_UP_SECONDS
 
 SETTINGS = WatchSettings()
@@ -187,6 +187,68 @@ def test_a_counter_that_stops_while_the_pod_works_leaves_what_is_inferred():
     plant = Plant({"a": 0.1}, lie=lambda plant: 0.0 if plant.now > 30 else ALONE_RATE * plant.progress()).run(90)
     assert all(each.progress == pytest.approx(0.7, rel=0.03) for each in plant.shown)
     assert not plant.state.duties
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [(101, 103), (103, 106), (104, 109), (101, 108), (102, 115), (102, 160), (100, 190)],
+    ids=["checkpoint", "over a reading", "five seconds", "seven seconds", "13 s", "evaluation", "long evaluation"],
+)
+@pytest.mark.parametrize("predicted_error", [None, 0.01], ids=["decided", "undecided"])
+def test_a_pause_of_the_program_costs_nobody_time(begins, ends, predicted_error):
+    """It goes on using the GPU; the reading in which the pause begins counts a part of a window only."""
+    plant = Plant({"a": 0.1, "b": 0.1}, alone=0.9, predicted_error=predicted_error)
+    plant.lie = lambda plant: 0.0 if begins < plant.now <= ends else ALONE_RATE * plant.progress()
+    plant.run(300)
+    assert not plant.notes(WatchReason.PROMISE_BROKEN)
+    assert not any(actions.duties or actions.retract for actions in plant.seen)
+
+
+def test_a_pause_right_after_a_change_leaves_what_is_inferred():
+    """No window before it is of the same duties, so that its first part is believed until it stands still."""
+    plant = Plant({"a": 0.1, "b": 0.1}, alone=0.9).run(52)
+    plant.state = replace(plant.state, changed_at=plant.now)
+    plant.lie = lambda plant: 0.0 if 57 < plant.now <= 120 else ALONE_RATE * plant.progress()
+    plant.run(8)
+    assert plant.shown[-1].progress < PROMISE
+    plant.run(40)
+    assert not plant.state.tenants["train"].is_broken
+    plant.run(80)
+    assert not plant.state.duties
+    assert not any(actions.retract for actions in plant.seen)
+
+
+def counted(now: float, *progress: float) -> RateSign:
+    """Return the readings of a counter each five seconds, which shows this progress between two of them."""
+    trail = [CountedAt(now - 5.0 * len(progress), 100.0)]
+    for each in progress:
+        trail.append(CountedAt(trail[-1].at + 5.0, trail[-1].total + round(5.0 * ALONE_RATE * each)))
+    return RateSign(TARGET.target_per_second, tuple(trail))
+
+
+def test_a_pod_without_a_profile_may_pause_too():
+    tenant = WatchedTenant("train", JobClass.THROUGHPUT, PROMISE, None, None, 1.0)
+    belief = believe(tenant, counted(100.0, 0.7, 0.7), now=100.0)[0]
+    fallen, found = believe(tenant, counted(105.0, 0.7, 0.1), belief, now=105.0)
+    assert found == tenant
+    _, found = believe(tenant, counted(110.0, 0.1, 0.7), fallen, now=110.0)
+    assert found.progress == pytest.approx(0.7, rel=0.01)
+    fallen, found = believe(tenant, counted(110.0, 0.1, 0.1), fallen, now=110.0)
+    assert found == tenant
+    _, found = believe(tenant, counted(115.0, 0.1, 0.1), fallen, now=115.0)
+    assert found.progress == pytest.approx(0.1, rel=0.03)
+
+
+def test_a_fall_that_lasts_is_believed_from_the_third_reading():
+    """Its neighbour takes more from second 100 on, which inference does not see."""
+    plant = Plant({"a": 0.2}, alone=0.9).run(100)
+    plant.costs["a"], plant.bias = 0.45, 0.25
+    plant.run(14)
+    assert not plant.state.duties
+    plant.run(6)
+    assert plant.state.duties
+    plant.run(60)
+    assert plant.progress() >= PROMISE
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Final
 from gpushare.core.control.rate_reading import RateSign
 from gpushare.core.control.response import LEAST_ERROR
 from gpushare.core.control.sharing import is_decided
+from gpushare.core.control.slo_reading import RateWindow
 from gpushare.core.control.slo_relief import EASED, GIVEN_UP_SECONDS, HELPED
 from gpushare.core.control.window import WatchedTenant, WatchSettings
 
@@ -23,6 +24,8 @@ IMPLAUSIBLE_SECONDS: Final = 60.0
 RATIO_SECONDS: Final = 90.0
 """Between two reports the inferred progress is corrected by what the last one showed, for so long: a query's value
 covers a minute, so that the first one after a change comes later than that."""
+# A fall by more than this is believed only once it lasts: between two readings, a pause of a second explains it.
+_SUDDEN_FALL: Final = 0.2
 # Relative, of the promise that a young profile gives: 0.06 of 0.4 (docs/measurements/jobs.md).
 _PROMISE_ERROR: Final = 0.15
 _MOST_PROGRESS: Final = 1.0  # no tenant runs faster than alone, whatever its counter says
@@ -36,6 +39,9 @@ class RateBelief:
     Attributes:
         beside: its neighbours at the last window; heard_at: when that was.
         factor: reported by inferred progress in the last window that showed both; factor_at: when that was.
+        made: the progress in the last window that was used, which ended at used_at; is_first: whether it was the first
+            after a change on the GPU.
+        fell_at: end of the first window that shows a sudden fall; None if the last one shows none.
         is_used: whether the last window's progress was a report, or corrected by one.
         outside_seconds: how long reports lay outside of what the counters leave possible, up to the longest.
         is_implausible: whether they are not used for that.
@@ -49,6 +55,10 @@ class RateBelief:
     beside: frozenset[str] = frozenset()
     factor: float | None = None
     factor_at: float = float("-inf")
+    made: float = 0.0
+    used_at: float = float("-inf")
+    is_first: bool = True
+    fell_at: float | None = None
     is_used: bool = False
     heard_at: float = float("-inf")
     outside_seconds: float = 0.0
@@ -89,7 +99,8 @@ def believed(
 
     As inferred where there was no usable report for long, while the tenant sleeps, and where reports are not
     believed. Between two reports, as after each change of a duty, the inferred progress is corrected by what the
-    last one showed: else the loop would take the jump from one to the other for the effect of its change.
+    last one showed: else the loop would take the jump from one to the other for the effect of its change. So it is
+    where a counter has fallen suddenly, until it is certain that its program did not merely pause.
 
     Args:
         tenant: with its inferred progress.
@@ -102,10 +113,14 @@ def believed(
     elapsed = max(0.0, min(_LONGEST_GAP_SECONDS, now - belief.heard_at))
     belief = replace(belief, beside=frozenset(beside), heard_at=now)
     window = sign.since(since, now) if sign is not None and tenant.active else None
-    if sign is None or window is None:
+    if belief.is_first and sign is not None and sign.has_stopped:
+        belief = replace(belief, factor=None)  # the window may have shown a part of the pause
+    ratio = window.per_second / sign.target_per_second if sign is not None and window is not None else 0.0
+    if window is not None and sign is not None and sign.asked is None:
+        belief = _with_fall(belief, tenant, tenant.promise * ratio, window, now, since=since)
+    if window is None or (belief.fell_at is not None and window.began_at <= belief.fell_at):
         found = _corrected(belief, tenant, now, predicted_error)
     else:
-        ratio = window.per_second / sign.target_per_second
         belief, found = _clipped(
             belief, tenant, tenant.promise * ratio, window.error_ratio, elapsed, predicted_error
         )
@@ -115,6 +130,8 @@ def believed(
             belief = _tried(belief, ratio, now, elapsed, settings, is_short=short, is_eased=is_eased)
         if tenant.progress:
             belief = replace(belief, factor=progress / tenant.progress, factor_at=now)
+        is_first = belief.is_first if window.ends_at == belief.used_at else belief.used_at < since
+        belief = replace(belief, made=progress, used_at=window.ends_at, is_first=is_first)
     if belief.is_implausible or belief.is_given_up(now):
         found = tenant
     is_used = found is not tenant
@@ -130,6 +147,20 @@ def _is_surely_short(tenant: WatchedTenant, settings: WatchSettings) -> bool:
     if tenant.progress is None or tenant.error is None:
         return False
     return tenant.progress + settings.confidence * max(tenant.error, LEAST_ERROR) < tenant.promise
+
+
+def _with_fall(
+    belief: RateBelief, tenant: WatchedTenant, made: float, window: RateWindow, now: float, *, since: float
+) -> RateBelief:
+    """Return the state after a window was compared with what the last one leads to expect.
+
+    The last one has to be of the same duties. A query's value falls slowly in any case.
+    """
+    expected = belief.made if tenant.progress is None else tenant.progress * (belief.factor or 0.0)
+    is_comparable = belief.used_at >= since and now - belief.used_at <= RATIO_SECONDS
+    if not is_comparable or made >= (1 - _SUDDEN_FALL) * expected:
+        return replace(belief, fell_at=None)
+    return replace(belief, fell_at=window.ends_at) if belief.fell_at is None else belief
 
 
 def _corrected(

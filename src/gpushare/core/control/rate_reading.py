@@ -74,6 +74,11 @@ class RateSign:
         is_old = now - window.ends_at > max(TROUBLE_SECONDS, window.ends_at - window.began_at)
         return None if is_old else window
 
+    @property
+    def has_stopped(self) -> bool:
+        """Return whether its counter stands still."""
+        return is_still(self.trail)
+
 
 def read_target(record: SloRecord, reading: SloReading, now: float, slo: Slo | RateSlo) -> SloRecord:
     """Return the record after a reading, of either kind of target."""
