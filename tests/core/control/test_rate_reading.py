@@ -94,6 +94,16 @@ def test_a_counter_that_falls_again_and_again_is_told():
     assert rate_sign(seen[-1], SLO).since(-math.inf, 55.0) is None
 
 
+@pytest.mark.parametrize("first", [[0.0], [0.0, 0.0, 0.0], [500.0, 500.0]], ids=["new", "loads", "goes on"])
+def test_a_counter_that_begins_to_count_is_used_from_its_second_reading(first):
+    """It began at some moment between two readings, so that the first rise is no rate of the program."""
+    begun = [first[-1] + 30.0, first[-1] + 130.0]
+    seen = read([*first, *begun])
+    at = STEP * (len(seen) - 1)
+    assert rate_sign(seen[-2], SLO).since(-math.inf, at - STEP) is None
+    assert rate_sign(seen[-1], SLO).since(-math.inf, at).per_second == pytest.approx(20.0)
+
+
 def test_a_counter_that_stands_still_says_nothing_of_progress():
     """A frozen or stopped counter of an idle pod is no broken promise, from the first reading that shows it."""
     running = counter(22.0, 22.2, 22.1)

@@ -129,8 +129,8 @@ def _counted(record: SloRecord, reading: CounterReading, now: float, slo: RateSl
     latest = CountedAt(now, reading.total, reading.took_seconds)
     if not trail or reading.total < trail[-1].total:
         return reset(replace(record, trail=(latest,)), was_read=bool(trail))
-    if is_still(trail) and reading.total > trail[-1].total:
-        trail = ()  # it goes on at some moment between the two readings
+    if reading.total > trail[-1].total and (is_still(trail) or _has_not_begun(trail)):
+        trail = ()  # it begins or goes on at some moment between the two readings
     # The reading before the last minute stays, so that the trail covers a minute.
     begin = next((n for n, each in enumerate(trail) if now - each.at < LONGEST_WINDOW_SECONDS), len(trail))
     trail = (*trail[max(0, begin - 1) :][1 - _MOST_READINGS :], latest)
@@ -199,6 +199,11 @@ def is_still(trail: tuple[CountedAt, ...]) -> bool:
     seconds = before[-1].at - before[0].at
     missing = (before[-1].total - before[0].total) / max(seconds, 1e-9) * silent
     return missing >= _STILL_COUNTS * _grain(before)
+
+
+def _has_not_begun(trail: tuple[CountedAt, ...]) -> bool:
+    """Return whether the counter has not moved since it was first read, as while its program loads."""
+    return trail[-1].total == 0 or (len(trail) > 1 and trail[0].total == trail[-1].total)
 
 
 def _last_count_at(trail: tuple[CountedAt, ...]) -> float:
