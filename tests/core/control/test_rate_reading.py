@@ -91,7 +91,18 @@ def test_a_counter_that_falls_again_and_again_is_told():
     seen = read([100.0, 50.0] * 6)
     assert seen[-1].reason is SloReason.BAD_ANSWER
     assert "several processes" in seen[-1].detail
-    assert rate_sign(seen[-1], SLO).since(-math.inf, 55.0) is None
+    assert rate_sign(seen[-1], SLO) is None
+
+
+def test_what_several_processes_count_is_no_rate():
+    """Each second answer is another's, so that a rise between two is no count of either."""
+    seen = read([100.0, 50.0, 1100.0] * 8)
+    ends_at = STEP * (len(seen) - 1)
+    assert seen[-1].met is UNKNOWN
+    assert seen[-1].reason is SloReason.BAD_ANSWER
+    assert rate_sign(seen[-1], SLO) is None
+    again = read(counter(22.0, 22.2, 22.1, 22.3, total=5000.0), seen[-1], start=ends_at + STEP)
+    assert rate_sign(again[-1], SLO).since(-math.inf, again[-1].trail[-1].at).per_second == pytest.approx(22.3, abs=0.2)
 
 
 @pytest.mark.parametrize("first", [[0.0], [0.0, 0.0, 0.0], [500.0, 500.0]], ids=["new", "loads", "goes on"])

@@ -137,6 +137,8 @@ def _counted(record: SloRecord, reading: CounterReading, now: float, slo: RateSl
     record = replace(record, trail=trail)
     if latest.at - _last_count_at(trail) >= LONGEST_WINDOW_SECONDS:
         return unknown(replace(record, in_a_row=0), SloTrouble(SloReason.IDLE, "its counter stands still"))
+    if record.goes_back:
+        return replace(record, resets=record.resets - 1)
     unjudged = [each.at - each.took_seconds for each in trail if each.at >= record.window[1]]
     window = rate_since(trail, min(unjudged, default=now))
     if window is None:
@@ -159,7 +161,7 @@ def _judged(record: SloRecord, window: RateWindow, slo: RateSlo) -> SloRecord:
 
 def rate_sign(record: SloRecord, slo: RateSlo) -> RateSign | None:
     """Return what to pass to the loop; None while nothing can be read."""
-    if record.trouble_at is not None or not (record.trail or record.asked):
+    if record.trouble_at is not None or record.goes_back or not (record.trail or record.asked):
         return None
     return RateSign(slo.target_per_second, record.trail, record.asked)
 

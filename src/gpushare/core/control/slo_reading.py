@@ -194,6 +194,11 @@ class SloRecord:
     asked: RateWindow | None = None
     measured_per_second: float | None = None
 
+    @property
+    def goes_back(self) -> bool:
+        """Return whether its counts go back again and again, so that a rise between two readings means nothing."""
+        return self.resets >= _MOST_RESETS - 1
+
     def sign(self, now: float) -> SloSign | None:
         """Return the state to pass to the loop; None while it is unknown, or if no window has come for long."""
         if now - self.window[1] > SIGN_SECONDS:
