@@ -146,7 +146,7 @@ def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloRead
                 totals.append(value)
             elif name == source.series and "quantile" in labels:
                 quantiles.setdefault(float(labels["quantile"]), []).append(value)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         return SloTrouble(SloReason.BAD_ANSWER, f"the page is not in Prometheus' text format: {_plain(error)}")
     if buckets:
         bounds = sorted(bound for bound in buckets if math.isfinite(bound))
@@ -173,11 +173,11 @@ def parse_counter(page: bytes, source: PodSeries) -> SloReading:
             for name, labels, value in _samples(lines)
             if all(labels.get(key) == wanted for key, wanted in source.labels)
         ]
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         return SloTrouble(SloReason.BAD_ANSWER, f"the page is not in Prometheus' text format: {_plain(error)}")
     for wanted in (source.series, f"{source.series}_total"):
         if totals := [value for name, value in found if name == wanted]:
-            return CounterReading(float(sum(totals)))
+            return CounterReading(sum(totals))
     return SloTrouble(SloReason.NO_SERIES, f"the page has no counter {source.series} with its labels")
 
 
@@ -228,7 +228,7 @@ def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
 def _samples(lines: Iterable[str]) -> Iterable[tuple[str, Mapping[str, str], float]]:
     for family in text_string_to_metric_families("\n".join(lines)):
         for sample in family.samples:
-            yield sample.name, sample.labels, sample.value
+            yield sample.name, sample.labels, float(sample.value)  # the parser gives integers of any size
 
 
 def _worst(values: list[float]) -> float:

@@ -97,6 +97,8 @@ def test_a_summary_gives_its_worst_label_set_and_all_its_requests() -> None:
         ('request_seconds_bucket{le="0.1"} x\n', SloReason.BAD_ANSWER),
         ('request_seconds_bucket{le="x"} 1\n', SloReason.BAD_ANSWER),
         ('request_seconds_bucket{le="0.1" 1\n', SloReason.BAD_ANSWER),
+        ('request_seconds_bucket{le="0.1"} ' + "9" * 400, SloReason.BAD_ANSWER),
+        ('request_seconds{quantile="0.99"} 1\nrequest_seconds_count ' + "9" * 400, SloReason.BAD_ANSWER),
         ('request_seconds_bucket{le="0.1"} 1\n' * (MOST_LINES + 1), SloReason.TOO_LARGE),
     ],
 )
@@ -228,6 +230,8 @@ def test_a_counter_is_summed_over_its_labels_with_or_without_total(
         ("steps_sum 3\n", SloReason.NO_SERIES),
         ('steps_total{rank="1"} 3\n', SloReason.NO_SERIES),
         ("steps_total x\n", SloReason.BAD_ANSWER),
+        ('steps_total{rank="0"} ' + "9" * 400, SloReason.BAD_ANSWER),
+        ('steps_total{rank="0"} 3 ' + "9" * 400, SloReason.BAD_ANSWER),
         ('steps_total{rank="0} 1\n', SloReason.BAD_ANSWER),
         (f"steps_total {'1' * MOST_LINE_BYTES}\n", SloReason.TOO_LARGE),
     ],
