@@ -15,7 +15,14 @@ from gpushare.core.api import JobClass, PodSeries, RateSlo
 from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 from gpushare.core.control.rate_belief import CLIP_ERRORS, IMPLAUSIBLE_SECONDS, RateBelief, believed
 from gpushare.core.control.rate_reading import RateSign, rate_sign, read_target
-from gpushare.core.control.slo_reading import CountedAt, CounterReading, RateWindow, SloReason, SloRecord, SloTrouble
+from gpushare.core.control.slo_reading import (
+    CountedAt,
+    CounterReading,
+    RateWindow,
+    SloReason,
+    SloRecord,
+    SloTrouble,
+)
 from gpushare.core.control.slo_relief import GIVEN_UP_SECONDS
 
 SETTINGS = WatchSettings()
@@ -314,7 +321,10 @@ def test_a_target_that_the_pod_does_not_reach_alone_is_given_up_for_an_hour():
     assert plant.shown[-1].progress == pytest.approx(plant.progress() + plant.bias)
     assert GIVEN_UP_SECONDS > 1800
     plant.costs["b"] = 0.02
-    plant.run(10)
+    plant.run(2)
+    response = plant.state.tenants["train"].response
+    assert response.effect("b") == pytest.approx(response.effect("a"), abs=0.02), "estimates begin anew"
+    plant.run(8)
     assert plant.shown[-1].progress == pytest.approx(plant.progress(), abs=0.02), "a newcomer: heard again"
 
 

@@ -77,7 +77,12 @@ def watch(
     if window is None or not window.usable or ends_at <= state.last_ends_at:
         return _without_window(state, window, now, settings)
     elapsed = max(window.seconds, min(_LONGEST_GAP_SECONDS, ends_at - state.last_ends_at))
-    state = _with_present(state, window, now, settings)
+    anew = {
+        each.uid: state.tenants[each.uid].anew()
+        for each in window.tenants
+        if each.is_anew and each.uid in state.tenants
+    }
+    state = _with_present(replace(state, tenants={**state.tenants, **anew}), window, now, settings)
     state = replace(state, last_ends_at=ends_at, seen_at=now)
     state, exempted = _with_exempt_free(state, window, now, settings)
     if ends_at - window.seconds < state.changed_at + settings.delay_seconds:
@@ -230,8 +235,6 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
-        if each.is_anew:
-            record = replace(record, response=None, lately=(), broken_seconds=0.0, hopeless_seconds=0.0)
         before, lately = record.response, _since(record, window.ends_at - window.seconds - _UNSEEN_SECONDS)
         if lately and starting - {each.uid}:
             before = lately[0][1]

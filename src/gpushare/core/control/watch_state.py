@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpushare.core.control.response import Response
 from gpushare.core.control.slo_relief import SloRelief
@@ -47,6 +47,10 @@ class TenantWatch:
     lately: tuple[tuple[float, Response | None], ...] = ()
     slo: SloRelief = field(default_factory=SloRelief)
     relieved_at: float = -math.inf
+
+    def anew(self) -> "TenantWatch":
+        """Drop the estimates, since its progress is measured otherwise from now on, and what they led to."""
+        return replace(self, response=None, lately=(), broken_seconds=0.0, hopeless_seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
