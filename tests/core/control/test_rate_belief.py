@@ -45,6 +45,7 @@ class Plant:
     bias: float = 0.0
     predicted_error: float | None = None
     lie: Callable[["Plant"], float] | None = None
+    alone_rate: float = ALONE_RATE
     reports: bool = True
     active: bool = True
     neighbours_promise: float = 0.2
@@ -64,9 +65,10 @@ class Plant:
     def second(self) -> None:
         self.now += 1.0
         true = self.progress()
-        self.steps += self.lie(self) if self.lie is not None else ALONE_RATE * true
+        target = RateSlo(PROMISE * self.alone_rate, TARGET.source)
+        self.steps += self.lie(self) if self.lie is not None else self.alone_rate * true
         if self.reports and self.now % READ_SECONDS == 0:
-            self.record = read_target(self.record, CounterReading(float(int(self.steps))), self.now, TARGET)
+            self.record = read_target(self.record, CounterReading(float(int(self.steps))), self.now, target)
         inferred = WatchedTenant(
             "train",
             JobClass.THROUGHPUT,
@@ -82,7 +84,7 @@ class Plant:
         self.belief, train = believed(
             self.belief,
             inferred,
-            rate_sign(self.record, TARGET),
+            rate_sign(self.record, target),
             self.now,
             SETTINGS,
             since=self.state.changed_at + SETTINGS.delay_seconds,
@@ -209,6 +211,16 @@ def test_a_pause_of_the_program_costs_nobody_time(begins, ends, predicted_error)
     plant.run(300)
     assert not plant.notes(WatchReason.PROMISE_BROKEN)
     assert not any(actions.duties or actions.retract for actions in plant.seen)
+
+
+@pytest.mark.parametrize("alone_rate", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("begins", "ends"), [(207, 222), (202, 262)])
+def test_a_slow_program_may_pause_too(begins, ends, alone_rate):
+    """Its windows overlap, and each shows a little more of the pause than the one before."""
+    plant = Plant({"a": 0.1, "b": 0.1}, alone=0.9, alone_rate=alone_rate)
+    plant.lie = lambda plant: 0.0 if begins < plant.now <= ends else alone_rate * plant.progress()
+    plant.run(400)
+    assert not any(actions.duties for actions in plant.seen)
 
 
 def test_a_pause_right_after_a_change_leaves_what_is_inferred():

@@ -102,7 +102,9 @@ def test_what_several_processes_count_is_no_rate():
     assert seen[-1].reason is SloReason.BAD_ANSWER
     assert rate_sign(seen[-1], SLO) is None
     again = read(counter(22.0, 22.2, 22.1, 22.3, total=5000.0), seen[-1], start=ends_at + STEP)
-    assert rate_sign(again[-1], SLO).since(-math.inf, again[-1].trail[-1].at).per_second == pytest.approx(22.3, abs=0.2)
+    assert rate_sign(again[-1], SLO).since(-math.inf, again[-1].trail[-1].at).per_second == pytest.approx(
+        22.3, abs=0.2
+    )
 
 
 @pytest.mark.parametrize("first", [[0.0], [0.0, 0.0, 0.0], [500.0, 500.0]], ids=["new", "loads", "goes on"])

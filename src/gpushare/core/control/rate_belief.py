@@ -38,9 +38,9 @@ class RateBelief:
 
     Attributes:
         beside: its neighbours at the last window; heard_at: when that was.
-        factor: reported by inferred progress in the last window that showed both; factor_at: when that was.
-        made: the progress in the last window that was used, which ended at used_at; is_first: whether it was the first
-            after a change on the GPU.
+        factor: reported by inferred progress in the last such window that showed both; factor_at: when that was.
+        made: the progress in the last window that others are compared with, which ended at used_at; is_first: whether
+            it was the first after a change on the GPU.
         fell_at: end of the first window that shows a sudden fall; None if the last one shows none.
         is_used: whether the last window's progress was a report, or corrected by one.
         outside_seconds: how long reports lay outside of what the counters leave possible, up to the longest.
@@ -128,10 +128,13 @@ def believed(
         if not belief.is_given_up(now):
             short = progress + settings.confidence * max(error, LEAST_ERROR) < tenant.promise
             belief = _tried(belief, ratio, now, elapsed, settings, is_short=short, is_eased=is_eased)
-        if tenant.progress:
-            belief = replace(belief, factor=progress / tenant.progress, factor_at=now)
-        is_first = belief.is_first if window.ends_at == belief.used_at else belief.used_at < since
-        belief = replace(belief, made=progress, used_at=window.ends_at, is_first=is_first)
+        is_same = window.ends_at == belief.used_at
+        is_later = window.began_at >= belief.used_at or progress >= _expected(belief, tenant)
+        if is_same or is_later or (sign is not None and sign.asked is not None):
+            is_first = belief.is_first if is_same else belief.used_at < since
+            belief = replace(belief, made=progress, used_at=window.ends_at, is_first=is_first)
+            factor = progress / tenant.progress if tenant.progress else None
+            belief = replace(belief, factor=factor, factor_at=now) if factor is not None else belief
     if belief.is_implausible or belief.is_given_up(now):
         found = tenant
     is_used = found is not tenant
@@ -154,13 +157,18 @@ def _with_fall(
 ) -> RateBelief:
     """Return the state after a window was compared with what the last one leads to expect.
 
-    The last one has to be of the same duties. A query's value falls slowly in any case.
+    The last one has to be of the same duties. A query's value falls slowly in any case; so would the windows of a slow
+    counter, which overlap, if each were compared with the one before.
     """
-    expected = belief.made if tenant.progress is None else tenant.progress * (belief.factor or 0.0)
     is_comparable = belief.used_at >= since and now - belief.used_at <= RATIO_SECONDS
-    if not is_comparable or made >= (1 - _SUDDEN_FALL) * expected:
+    if not is_comparable or made >= (1 - _SUDDEN_FALL) * _expected(belief, tenant):
         return replace(belief, fell_at=None)
     return replace(belief, fell_at=window.ends_at) if belief.fell_at is None else belief
+
+
+def _expected(belief: RateBelief, tenant: WatchedTenant) -> float:
+    """Return the progress that the last window and the counters of now lead to expect; 0 if there is none."""
+    return belief.made if tenant.progress is None else tenant.progress * (belief.factor or 0.0)
 
 
 def _corrected(
