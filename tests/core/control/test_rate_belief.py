@@ -393,6 +393,25 @@ def test_a_throttle_that_lasts_for_a_lie_has_one_neighbour_an_hour_leave():
     assert "so that train keeps its promise" in plant.notes(WatchReason.RETRACTION_ASKED)[0].message
 
 
+@pytest.mark.parametrize(("by_report", "most"), [(True, 1), (False, 3)])
+def test_who_says_that_it_makes_more_has_one_neighbour_an_hour_leave(by_report, most):
+    """It is throttled for each newcomer's promise, and would make more without it than the newcomer makes, it says."""
+    state, left, newcomer = GpuWatch(), [], 0
+    for now in range(1, 1200):
+        duty = state.duties.get("liar", FREE)
+        liar = WatchedTenant("liar", JobClass.THROUGHPUT, 0.1, duty, 0.02, 1.0, by_report=by_report)
+        uid = f"honest-{newcomer}"
+        made = 0.6 - 0.5 * duty
+        other = WatchedTenant(
+            uid, JobClass.THROUGHPUT, 0.3, made, 0.02, 2.0 + newcomer, can_throttle=False, alone=0.6
+        )
+        state, actions = watch(state, WatchWindow(float(now), (liar, other)), float(now), SETTINGS)
+        if actions.retract is not None:
+            left.append((now, actions.retract))
+            newcomer += 1
+    assert len(left) == most, left
+
+
 def test_nothing_is_heard_while_a_page_cannot_be_read():
     plant = Plant({"a": 0.35}, bias=0.1).run(60)
     trouble = SloTrouble(SloReason.UNREACHABLE, "refused")

@@ -589,10 +589,10 @@ def _lasting_throttle(
         if target_of not in known.tenants or now - state.left_for_target_at < GIVEN_UP_SECONDS:
             return None
         victim, what = target_of, "meets its latency target"
-    elif known.tenants[victim].by_report:  # it may lie about what its neighbours cost it
-        if now - state.left_for_target_at < GIVEN_UP_SECONDS:
+    else:  # one that reports its progress may lie about what it makes, and what its neighbours cost it
+        target_of = next((uid for uid, each in known.tenants.items() if each.by_report), None)
+        if target_of is not None and now - state.left_for_target_at < GIVEN_UP_SECONDS:
             return None
-        target_of = victim
     joint = sum(known.progress(uid, known.duties) for uid in known.tenants)
     gains = {uid: known.gain({**free, uid: 0.0}) for uid in may_leave(known, victim, free)}
     surely = (uid for uid, (gain, error) in gains.items() if gain > settings.confidence * error)
