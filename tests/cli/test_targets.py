@@ -273,10 +273,11 @@ def test_a_missed_target_makes_its_row_red(named: HttpApiServer) -> None:
         (19.97, "rate 19.97>20"),
         (1234.5678, "rate 1235>20"),
         (123456789.0, "rate 123456789>20"),
+        (1e300, "rate 1e+300>20"),
     ],
-    ids=["slow", "near", "thousands", "tokens"],
+    ids=["slow", "near", "thousands", "tokens", "nonsense"],
 )
-def test_rates_are_shown_without_exponents(measured: float, shown: str) -> None:
+def test_rates_are_shown_without_exponents_while_they_can_be_rates(measured: float, shown: str) -> None:
     target = PodTarget("rate>20", MET, "Met", target_per_second=20.0, measured_per_second=measured)
     assert figures_of(target) == shown
 

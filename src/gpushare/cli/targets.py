@@ -9,6 +9,7 @@ from gpushare.core.control import why_unknown
 
 _UNPLACED: Final = "it is not placed yet"
 _UNREAD: Final = "its GpuNode was not read"
+_LONGEST_RATE: Final = 1e12  # a counter that jumps may show hundreds of digits
 _WORDS: Final = {ConditionStatus.TRUE: "met", ConditionStatus.FALSE: "missed", ConditionStatus.UNKNOWN: "unknown"}
 
 
@@ -113,4 +114,4 @@ def _measured(target: PodTarget) -> str:
     rate = target.measured_per_second
     if rate is None:
         return ""
-    return f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
+    return f"{rate:.0f}" if 1000 <= rate < _LONGEST_RATE else f"{rate:.4g}"
