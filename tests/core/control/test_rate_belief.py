@@ -395,7 +395,7 @@ def test_a_throttle_that_lasts_for_a_lie_has_one_neighbour_an_hour_leave():
 
 @pytest.mark.parametrize(("by_report", "most"), [(True, 1), (False, 3)])
 def test_who_says_that_it_makes_more_has_one_neighbour_an_hour_leave(by_report, most):
-    """It is throttled for each newcomer's promise, and would make more without it than the newcomer makes, it says."""
+    """Throttled for each newcomer, it says that it would gain more without it than the newcomer makes."""
     state, left, newcomer = GpuWatch(), [], 0
     for now in range(1, 1200):
         duty = state.duties.get("liar", FREE)

@@ -24,7 +24,7 @@ IMPLAUSIBLE_SECONDS: Final = 60.0
 RATIO_SECONDS: Final = 90.0
 """Between two reports the inferred progress is corrected by what the last one showed, for so long: a query's value
 covers a minute, so that the first one after a change comes later than that."""
-# A fall by more than this is believed only once it lasts: between two readings, a pause of a second explains it.
+# A fall by more than this is believed once it lasts: between two readings, a pause of a second explains it.
 _SUDDEN_FALL: Final = 0.2
 # Relative, of the promise that a young profile gives: 0.06 of 0.4 (docs/measurements/jobs.md).
 _PROMISE_ERROR: Final = 0.15
@@ -39,8 +39,8 @@ class RateBelief:
     Attributes:
         beside: its neighbours at the last window; heard_at: when that was.
         factor: reported by inferred progress in the last such window that showed both; factor_at: when that was.
-        made: the progress in the last window that others are compared with, which ended at used_at; is_first: whether
-            it was the first after a change on the GPU.
+        made: the progress in the last window that others are compared with, which ended at used_at; is_first:
+            whether it was the first after a change on the GPU.
         fell_at: end of the first window that shows a sudden fall; None if the last one shows none.
         is_used: whether the last window's progress was a report, or corrected by one.
         outside_seconds: how long reports lay outside of what the counters leave possible, up to the longest.
@@ -116,25 +116,19 @@ def believed(
     if belief.is_first and sign is not None and sign.has_stopped:
         belief = replace(belief, factor=None)  # the window may have shown a part of the pause
     ratio = window.per_second / sign.target_per_second if sign is not None and window is not None else 0.0
-    if window is not None and sign is not None and sign.asked is None:
+    is_query = sign is not None and sign.asked is not None
+    if window is not None and not is_query:
         belief = _with_fall(belief, tenant, tenant.promise * ratio, window, now, since=since)
     if window is None or (belief.fell_at is not None and window.began_at <= belief.fell_at):
         found = _corrected(belief, tenant, now, predicted_error)
     else:
-        belief, found = _clipped(
-            belief, tenant, tenant.promise * ratio, window.error_ratio, elapsed, predicted_error
-        )
+        made, error = tenant.promise * ratio, window.error_ratio
+        belief, found = _clipped(belief, tenant, made, error, elapsed=elapsed, predicted_error=predicted_error)
         progress, error = found.progress or 0.0, found.error or 0.0
         if not belief.is_given_up(now):
             short = progress + settings.confidence * max(error, LEAST_ERROR) < tenant.promise
             belief = _tried(belief, ratio, now, elapsed, settings, is_short=short, is_eased=is_eased)
-        is_same = window.ends_at == belief.used_at
-        is_later = window.began_at >= belief.used_at or progress >= _expected(belief, tenant)
-        if is_same or is_later or (sign is not None and sign.asked is not None):
-            is_first = belief.is_first if is_same else belief.used_at < since
-            belief = replace(belief, made=progress, used_at=window.ends_at, is_first=is_first)
-            factor = progress / tenant.progress if tenant.progress else None
-            belief = replace(belief, factor=factor, factor_at=now) if factor is not None else belief
+        belief = _remembered(belief, tenant, progress, window, now, since=since, is_query=is_query)
     if belief.is_implausible or belief.is_given_up(now):
         found = tenant
     is_used = found is not tenant
@@ -157,13 +151,35 @@ def _with_fall(
 ) -> RateBelief:
     """Return the state after a window was compared with what the last one leads to expect.
 
-    The last one has to be of the same duties. A query's value falls slowly in any case; so would the windows of a slow
-    counter, which overlap, if each were compared with the one before.
+    The last one has to be of the same duties. A query's value falls slowly in any case.
     """
     is_comparable = belief.used_at >= since and now - belief.used_at <= RATIO_SECONDS
     if not is_comparable or made >= (1 - _SUDDEN_FALL) * _expected(belief, tenant):
         return replace(belief, fell_at=None)
     return replace(belief, fell_at=window.ends_at) if belief.fell_at is None else belief
+
+
+def _remembered(
+    belief: RateBelief,
+    tenant: WatchedTenant,
+    progress: float,
+    window: RateWindow,
+    now: float,
+    *,
+    since: float,
+    is_query: bool,
+) -> RateBelief:
+    """Return the state after a window was used, with which later ones are compared from now on.
+
+    Windows of a slow counter overlap, and each shows a little more of a pause than the one before: a lower one
+    that overlaps the last one is not remembered. A query's value always is.
+    """
+    is_same, is_higher = window.ends_at == belief.used_at, progress >= _expected(belief, tenant)
+    if not (is_same or is_higher or is_query or window.began_at >= belief.used_at):
+        return belief
+    is_first = belief.is_first if is_same else belief.used_at < since
+    belief = replace(belief, made=progress, used_at=window.ends_at, is_first=is_first)
+    return replace(belief, factor=progress / tenant.progress, factor_at=now) if tenant.progress else belief
 
 
 def _expected(belief: RateBelief, tenant: WatchedTenant) -> float:
@@ -196,6 +212,7 @@ def _clipped(
     tenant: WatchedTenant,
     reported: float,
     error_ratio: float,
+    *,
     elapsed: float,
     predicted_error: float | None,
 ) -> tuple[RateBelief, WatchedTenant]:
