@@ -235,7 +235,7 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         beside = tuple(uid for uid in ran if uid != each.uid)
-        before, lately = record.response, _since(record, window.ends_at - window.seconds - _UNSEEN_SECONDS)
+        before, lately = record.response, record.since(window.ends_at - window.seconds - _UNSEEN_SECONDS)
         if lately and starting - {each.uid}:
             before = lately[0][1]
             lately = tuple((ends_at, before) for ends_at, _ in lately)
@@ -255,11 +255,6 @@ def _is_starting(state: GpuWatch, tenant: WatchedTenant) -> bool:
     """Return whether a tenant that has slept since it came works now."""
     record = state.tenants[tenant.uid]
     return works(state, tenant) and record.slept and not record.begun
-
-
-def _since(record: TenantWatch, moment: float) -> tuple[tuple[float, Response | None], ...]:
-    """Return when each window ended that ended after a moment, with the estimate before it."""
-    return tuple(each for each in record.lately if each[0] > moment)
 
 
 def _judged(
@@ -586,13 +581,13 @@ def _lasting_throttle(
     victim, what = min(known.tenants, key=lambda uid: (known.room(uid, free), uid)), "keeps its promise"
     target_of = next((uid for uid, each in state.tenants.items() if each.slo.holds(now)), None)
     if target_of is not None:
-        if target_of not in known.tenants or now - state.left_for_target_at < GIVEN_UP_SECONDS:
+        if target_of not in known.tenants:
             return None
         victim, what = target_of, "meets its latency target"
     else:  # one that reports its progress may lie about what it makes, and what its neighbours cost it
         target_of = next((uid for uid, each in known.tenants.items() if each.by_report), None)
-        if target_of is not None and now - state.left_for_target_at < GIVEN_UP_SECONDS:
-            return None
+    if target_of is not None and now - state.left_for_target_at < GIVEN_UP_SECONDS:
+        return None
     joint = sum(known.progress(uid, known.duties) for uid in known.tenants)
     gains = {uid: known.gain({**free, uid: 0.0}) for uid in may_leave(known, victim, free)}
     surely = (uid for uid, (gain, error) in gains.items() if gain > settings.confidence * error)

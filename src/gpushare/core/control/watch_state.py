@@ -52,6 +52,10 @@ class TenantWatch:
         """Drop the estimates, since its progress is measured otherwise from now on, and what they led to."""
         return replace(self, response=None, lately=(), broken_seconds=0.0, hopeless_seconds=0.0)
 
+    def since(self, moment: float) -> tuple[tuple[float, Response | None], ...]:
+        """Return when each window ended that ended after a moment, with the estimate before it."""
+        return tuple(each for each in self.lately if each[0] > moment)
+
 
 @dataclass(frozen=True, slots=True)
 class LeavingCause:
