@@ -93,6 +93,7 @@ async def test_a_promise_that_a_measured_neighbour_broke_is_kept_again(node: Liv
     await node.start()
     node.begin(victim)
     await until("its progress alone", lambda: (t := node.tenant(victim)) and t.progress_ratio)
+    await until("its own word on that", victim.look)  # a tick a second, which may come after the agent's figure
     alone = victim.look()[-1][1]
     assert alone == pytest.approx(table().alone(victim.workload, 40), abs=0.01)
     told = node.tenant(victim)
