@@ -172,7 +172,7 @@ def _fails(gpushare: Run, capsys: Any, tmp_path: Path, *arguments: object) -> tu
         (("--prometheus", "http://127.0.0.1:1", "--since", "999999w"), "reaches back to before 1970"),
         (("--prometheus", "http://127.0.0.1:1", "--until", "1970-01-01"), "reaches back to before 1970"),
         (("--prometheus", "http://127.0.0.1:1", "--token-file", "/nowhere"), "cannot be read"),
-        (("--snapshot", "/nowhere"), "cannot be read"),
+        (("--snapshot", "/nowhere"), "holds no cluster.json"),
     ],
 )
 def test_wrong_words_are_status_2(gpushare: Run, capsys: Any, tmp_path: Path, arguments: Any, words: str) -> None:

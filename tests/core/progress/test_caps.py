@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpushare import data as gpushare_data
@@ -34,6 +34,11 @@ def measured(name: str) -> Dataset:
     return parse((Path(gpushare_data.__file__).parent / name).read_bytes().splitlines())
 
 
+@example(  # rounds to just above 1
+    whole=Counters(sm_util=0.0, sm_occupancy=0.0, fp32_util=0.0, dram_bw_util=0.0, graphics_util=0.0),
+    curve={1: 1.0, 2: 1.0, 82: 0.017007146947246494},
+    cap=1.0,
+)
 @given(counters, curves, st.floats(0.01, 1.0))
 def test_what_was_measured_stays_and_nothing_between_lies_beyond_it(
     whole: Counters, curve: dict[int, float], cap: float

@@ -107,7 +107,8 @@ def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: floa
     percent = 100 * cap
     for (low, slow), (high, fast) in itertools.pairwise(points):
         if percent <= high:
-            return slow + (fast - slow) * max(0.0, percent - low) / (high - low)
+            between = slow + (fast - slow) * max(0.0, percent - low) / (high - low)
+            return min(max(between, min(slow, fast)), max(slow, fast))  # rounding may lead past either end
     return points[-1][1]
 
 
