@@ -95,7 +95,7 @@ class Turn:
     def excused_seconds(self, *, is_starvation_excused: bool) -> float:
         """Return how long its process could do nothing since its turn began, as far as that does not count.
 
-        Time for which we froze its pod never counts: no tenant can bring it about.
+        Time for which we froze its pod never counts, up to a limit: its process could not use it, whatever it did.
         """
         frozen = min(MAX_FROZEN_SECONDS, self.frozen_seconds)
         return frozen + self.starved_seconds if is_starvation_excused else frozen
