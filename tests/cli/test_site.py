@@ -5,16 +5,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import DESK, PHONE, chromium, looking
+from browser import DESK, PHONE, SITE, chromium, looking_into
 from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -50,29 +46,6 @@ def test_every_page_is_built_and_loads_nothing_from_elsewhere(site: Path) -> Non
     assert not outside
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serves a folder on the loopback; the address, ending with a slash."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join(30)
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    with serving(site) as served:
-        yield served
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as running:
@@ -84,32 +57,28 @@ def pages_of(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)).removesuffix("index.html") for path in sorted(folder.rglob("*.html"))]
 
 
-def trouble_of(browser: Browser, address: str, pages: list[str]) -> list[str]:
+def trouble_of(browser: Browser, folder: Path, pages: list[str]) -> list[str]:
     """What the browser says against these pages, and what they ask of other hosts."""
-    pages = [*pages]
     found: list[str] = []
     with ExitStack() as stack:
-        looks = [stack.enter_context(looking(browser)) for _ in pages[:AT_ONCE]]
-        while pages:
-            opened = list(zip(looks, pages, strict=False))
-            del pages[: len(opened)]
+        looks = [stack.enter_context(looking_into(browser, folder)) for _ in pages[:AT_ONCE]]
+        for first in range(0, len(pages), AT_ONCE):
+            opened = list(zip(looks, pages[first : first + AT_ONCE], strict=False))
             for look, page in opened:
-                look.go(address + page)
+                look.go(SITE + page)
             for look, page in opened:
-                if not look.is_all_there():
-                    pages.append(page)
-                    continue
-                outside = [url for url in look.requested if not url.startswith((address, "data:", "blob:"))]
+                look.settle()
+                outside = [url for url in look.requested if not url.startswith((SITE, "data:", "blob:"))]
                 found += [f"{page}: {each}" for each in look.trouble + outside]
     return found
 
 
-def test_pages_open_without_an_error_and_ask_no_other_host(browser: Browser, address: str, site: Path) -> None:
+def test_pages_open_without_an_error_and_ask_no_other_host(browser: Browser, site: Path) -> None:
     """Every page but of the decisions, of prose from one template, every tenth."""
     decisions = [page for page in pages_of(site) if page.startswith("adr/")]
     assert len(decisions) > 50
     opened = [page for page in pages_of(site) if page not in decisions] + decisions[::10]
-    assert trouble_of(browser, address, opened) == []
+    assert trouble_of(browser, site, opened) == []
 
 
 @pytest.mark.parametrize(
@@ -123,16 +92,15 @@ def test_pages_open_without_an_error_and_ask_no_other_host(browser: Browser, add
 )
 def test_trouble_would_be_found(browser: Browser, tmp_path: Path, markup: str, why: str) -> None:
     (tmp_path / "index.html").write_text(f"<!doctype html><link rel=icon href='data:,'><p>x</p>{markup}")
-    with serving(tmp_path) as address:
-        found = trouble_of(browser, address, pages_of(tmp_path))
+    found = trouble_of(browser, tmp_path, pages_of(tmp_path))
     assert any(why in each for each in found), found
 
 
-def test_the_demos_recording_plays_to_its_end(browser: Browser, address: str) -> None:
+def test_the_demos_recording_plays_to_its_end(browser: Browser, site: Path) -> None:
     lines = (ROOT / "docs" / "guide" / "demo.cast").read_text().splitlines()
     last = json.loads(lines[-1])[2].strip()
-    with looking(browser) as look:
-        look.open(f"{address}guide/demo/")
+    with looking_into(browser, site) as look:
+        look.open(f"{SITE}guide/demo/")
         screen = look.page.locator(".ap-term-text")
         assert not screen.inner_text().strip(), "nothing is played yet"
         look.page.locator(".ap-overlay-start").click()
@@ -148,7 +116,7 @@ def test_the_demos_recording_plays_to_its_end(browser: Browser, address: str) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("page", ["", "guide/demo/", "metrics/"])
-def test_axe_finds_nothing_wrong(browser: Browser, address: str, page: str, width: int, scheme: str) -> None:
-    with looking(browser, width=width, scheme=scheme) as look:
-        look.open(address + page)
+def test_axe_finds_nothing_wrong(browser: Browser, site: Path, page: str, width: int, scheme: str) -> None:
+    with looking_into(browser, site, width=width, scheme=scheme) as look:
+        look.open(SITE + page)
         assert look.violations() == []

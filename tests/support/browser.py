@@ -1,19 +1,22 @@
-"""A real browser looks at a page: Debian's Chromium, which finds no host but a server of the test."""
+"""A real browser looks at a page: Debian's Chromium, which finds no host; a folder's files answer it as a site."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from devcluster import debian
 from devcluster.progress import Failed
 from installed import lacking
-from playwright.sync_api import Browser, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, Route, sync_playwright
 
 LOAD_MILLISECONDS = 120_000
+SITE = "http://127.0.0.1/"  # of a folder that is looked at as a site; nothing listens there
 PHONE, DESK = 360, 1200
 # Why axe leaves a text's contrast open although its styles settle it: it lies in a column of a wide table that is
 # pushed out of view, or it is a single character.
@@ -36,7 +39,7 @@ def chromium() -> Iterator[Browser]:
         lacking("chromium", f"no browser: {failed}")
     with sync_playwright() as playwright:
         # as root Chromium has no sandbox; the pages are our own
-        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
         browser = playwright.chromium.launch(executable_path=program, args=arguments, timeout=LOAD_MILLISECONDS)
         yield browser
         browser.close()
@@ -56,27 +59,21 @@ class Look:
             self.trouble.append(f"{request.url}: {request.failure}")
 
     def go(self, address: str) -> None:
-        """Opens an address of a server, and forgets what was said of the page before."""
+        """Opens an address, and forgets what was said of the page before."""
         del self.trouble[:], self.requested[:]
         try:
             self.page.goto(address)
         except Error as error:
             self.trouble.append(str(error))
 
-    def is_all_there(self) -> bool:
-        """Waits until the page asks for nothing more; whether Chromium let it have all that it asked for.
-
-        When an address of the machine comes or goes, as where a cluster beside the test starts pods, Chromium
-        drops every request that is under way, also one to the loopback.
-        """
+    def settle(self) -> None:
+        """Waits until the page asks for nothing more."""
         self.page.wait_for_load_state("networkidle")
-        return not any("ERR_NETWORK_CHANGED" in each for each in self.trouble)
 
     def open(self, address: str) -> None:
         """Opens an address until the page has all that it asks for."""
         self.go(address)
-        while not self.is_all_there():
-            self.go(address)
+        self.settle()
 
     def width(self) -> int:
         """How wide the page is; more than the window means that it has to be pushed sideways."""
@@ -148,6 +145,30 @@ def looking(
     page.on("requestfailed", look.failed)
     yield look
     context.close()
+
+
+@contextmanager
+def looking_into(browser: Browser, folder: Path, *, width: int = DESK, scheme: str = "light") -> Iterator[Look]:
+    """A window in which this folder's files are a site below SITE, and no other host is found.
+
+    Nothing goes through the machine's network: whenever one of its addresses comes or goes, as where a cluster
+    beside the test starts pods, Chromium drops every request that is under way, also one to the loopback.
+    """
+    with looking(browser, width=width, scheme=scheme) as look:
+        look.page.context.route("**/*", partial(_answer, folder))
+        yield look
+
+
+def _answer(folder: Path, route: Route) -> None:
+    if not route.request.url.startswith(SITE):
+        route.abort("namenotresolved")
+        return
+    file = folder / unquote(urlsplit(route.request.url).path).lstrip("/")
+    file = file / "index.html" if file.is_dir() else file
+    if file.is_file():
+        route.fulfill(path=file)
+    else:
+        route.fulfill(status=404, body="not found")
 
 
 @contextmanager
