@@ -303,6 +303,26 @@ def test_a_process_with_the_pid_of_a_client_that_ended_is_another(ledger, clock)
     ]
 
 
+def test_a_client_that_the_server_ended_was_connected_until_then_though_no_list_shows_it_yet(ledger, clock):
+    """Before: its end, seen a second later, was taken for a kill in the fault meanwhile, and nobody was blamed."""
+    ledger.note_clients((7, 8))
+    clock[0] = 100.5
+    ledger.note_terminated(7)
+
+    def pids(moment):
+        return [each.pid for each in ledger.connected(moment, moment)]
+
+    for _ in range(2):
+        assert pids(100.2) == [7, 8]
+        assert pids(100.5) == [7, 8], "its termination may have caused it"
+        assert pids(100.7) == [8]
+        clock[0] = 101.0
+        ledger.note_clients((8,))
+    clock[0] = 102.0
+    ledger.note_clients((7, 8))
+    assert sorted(pids(102.0)) == [7, 8], "another process with its pid"
+
+
 def test_a_server_that_ended_had_clients(ledger, clock):
     ledger.note_clients((7,))
     clock[0] = 102.0

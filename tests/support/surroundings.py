@@ -37,7 +37,9 @@ def _gate(status: dict[str, Any]) -> str:
     waiting = [f"{(one.get('pod_uid') or '?')[:8]} {one['reason']}" for one in status.get("held") or []]
     text += f", waiting {' '.join(waiting)}" if waiting else ""
     if status.get("last_fault_at"):
-        text += f", fault {time.time() - status['last_fault_at']:.0f} s ago"
+        by, reached = (status.get("last_fault_by") or "nobody")[:8], len(status.get("last_fault_pods") or [])
+        text += f", fault {time.time() - status['last_fault_at']:.0f} s ago by {by}, {reached} pods: "
+        text += str(status.get("last_fault"))[:LENGTH]
     return text
 
 

@@ -231,6 +231,7 @@ class Keeper:
         if server_pid is None or self._status.state is GateState.DOWN:
             raise MpsError("no server", retryable=True)
         SyncMpsControl(self._control.program).run(commands.terminate_client(server_pid, pid), timeout_seconds)
+        self._ledger.note_terminated(pid)
 
     # Supervision
 

@@ -98,6 +98,7 @@ class ClientLedger:
         self._late: Admission | None = None
         self._present: dict[int, Presence] = {}
         self._departed: deque[Presence] = deque(maxlen=KEPT_DEPARTED)
+        self._terminated: deque[tuple[int, float]] = deque(maxlen=KEPT_DEPARTED)  # pid, when the server ended it
         self._lost: dict[str, None] = {}
         self.mismatches: tuple[Mismatch, ...] = ()
 
@@ -123,7 +124,8 @@ class ClientLedger:
         """Return the processes that the server had at any time between the two, whether or not they have left.
 
         A process in its turn counts once it is given the server's socket, as it may become a client, and leave,
-        between two lists. One whose turn broke off before goes on when its next turn comes.
+        between two lists. One whose turn broke off before goes on when its next turn comes. One that the server
+        has ended at our request was there until then, whenever a list shows that.
         """
         return tuple(
             each
@@ -131,7 +133,12 @@ class ClientLedger:
             if (each.listed or each.is_handed)
             and each.since <= latest
             and (each.until is None or each.until >= earliest)
+            and not any(each.pid == pid and each.since <= at < earliest for pid, at in tuple(self._terminated))
         )
+
+    def note_terminated(self, pid: int) -> None:
+        """Record that the server has ended this client; may be called from another thread."""
+        self._terminated.append((pid, self._clock()))
 
     def lost_in_their_turn(self, earliest: float) -> tuple[Presence, ...]:
         """Return the processes that the server was given and did not take, but those of turns before this time.
