@@ -100,7 +100,7 @@ class Agent:
         self.slos = SloReader(
             self.state,
             terms,
-            self._slo_sources.read,
+            self._slo_sources.fetch,
             tell=self.cluster.tell,
             clock=clock,
             sleep=self._wakeups.sleep,

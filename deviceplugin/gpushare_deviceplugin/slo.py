@@ -9,6 +9,7 @@ from typing import Final
 
 from gpushare.core.api import ConditionStatus, JobClass, RateSlo, Slo, TenantSlo, class_of_target
 from gpushare.core.control import (
+    LONGEST_WINDOW_SECONDS,
     CounterReading,
     RateSign,
     SloReading,
@@ -19,14 +20,18 @@ from gpushare.core.control import (
     rate_sign,
     read_target,
 )
-from gpushare.runtime.tasks import without_end
+from gpushare.runtime.tasks import is_asked_to_end, without_end
 from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.page_budget import PageBudget
+from gpushare_deviceplugin.page_parser import HUNG_SECONDS, HungPageError, PageParser
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
+from gpushare_deviceplugin.slo_sources import SloPage
 from gpushare_deviceplugin.state import AgentPart, NodeState
 
 _log = logging.getLogger(__name__)
 READ_SECONDS: Final = 5.0
+_LEAST_PAUSE_SECONDS: Final = 1.0  # after a round that took longer, as of pages that hang
 EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod, and two log lines of one reason
 _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _AT_ONCE: Final = 8
@@ -39,14 +44,14 @@ _EVENTS: Final = {ConditionStatus.FALSE: _MISSED, ConditionStatus.TRUE: _MET, Co
 # For these reasons an unknown state is normal, so it causes no event.
 _QUIET: Final = frozenset({SloReason.STARTING, SloReason.BORDERLINE, SloReason.TOO_FEW_REQUESTS, SloReason.IDLE})
 
-ReadSlo = Callable[[ManagedPod, Slo | RateSlo], Awaitable[SloReading]]
+FetchSlo = Callable[[ManagedPod, Slo | RateSlo], Awaitable[SloPage | SloReading]]
 
 
 class SloReader:
     """State of each pod's own target.
 
     Args:
-        read: read one pod's target once.
+        fetch: fetch one pod's target once; what comes as a page is then parsed in a thread.
         tell: write an event.
         clock: monotonic seconds, the loop's own.
         sleep: waits between two readings; may end them up to a second early.
@@ -59,7 +64,7 @@ class SloReader:
         self,
         state: NodeState,
         terms: TermsOf,
-        read: ReadSlo,
+        fetch: FetchSlo,
         *,
         tell: Callable[[Notice], Awaitable[None]],
         clock: Callable[[], float],
@@ -68,12 +73,15 @@ class SloReader:
         self.failures: Counter[str] = Counter()
         self._state = state
         self._terms = terms
-        self._read = read
+        self._fetch = fetch
         self._tell = tell
         self._clock = clock
         self._sleep = sleep
         self._records: dict[str, SloRecord] = {}
         self._slow: dict[str, float] = {}  # when each pod was last read that was slow then
+        self._parser = PageParser()
+        self._budget = PageBudget(clock())
+        self._put_off: dict[str, float] = {}  # since when the budget has not paid for each pod's page
         self._told_at: dict[tuple[str, str], float] = {}
         self._logged_at: dict[tuple[str, str], float] = {}
         self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
@@ -105,7 +113,7 @@ class SloReader:
         )
 
     async def step(self) -> None:
-        """Read every running pod's target once; of those that were slow the last time, some in turn.
+        """Read every running pod's target once that its budget pays for; of those that were slow, some in turn.
 
         A tenant whose pages hang would delay the readings of all others' targets by a minute.
         """
@@ -114,20 +122,28 @@ class SloReader:
         }
         self._records = {uid: record for uid, record in self._records.items() if uid in pods}
         self._slow = {uid: at for uid, at in self._slow.items() if uid in pods}
-        usual = [pod for uid, pod in pods.items() if uid not in self._slow]
-        slow = [pods[uid] for uid in sorted(self._slow, key=lambda uid: self._slow[uid])[:_MOST_SLOW]]
+        self._put_off = {uid: at for uid, at in self._put_off.items() if uid in pods}
+        self._budget.begin_round(self._clock(), pods)
+        usual = sorted((uid for uid in pods if uid not in self._slow), key=self._budget.after)
+        slow = sorted(self._slow, key=lambda uid: self._slow[uid])[:_MOST_SLOW]
         room = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
-            for pod in (*usual, *slow):
-                tasks.create_task(self._step(pod, room))
+            for uid in (*usual, *slow):
+                tasks.create_task(self._step(pods[uid], room))
 
     async def run(self) -> None:
         """Read and report changes until cancelled; an unreachable API server delays no reading."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(without_end("writing events", self.tell_all()))
-            while True:
-                await self.step()
-                await self._sleep(READ_SECONDS)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(without_end("writing events", self.tell_all()))
+                while True:
+                    began = self._clock()
+                    await self.step()
+                    await self._sleep(max(_LEAST_PAUSE_SECONDS, READ_SECONDS - (self._clock() - began)))
+        except asyncio.CancelledError as error:
+            if is_asked_to_end(error):
+                self._parser.close()
+            raise
 
     async def tell_all(self) -> None:
         """Write the queued events until cancelled."""
@@ -144,8 +160,10 @@ class SloReader:
             return
         before = self._records.get(pod.uid, SloRecord())
         try:
-            reading = await self._reading(pod, pod.slo, room)
-            after = read_target(before, reading, self._clock(), pod.slo)
+            reading, at = await self._reading(pod, pod.slo, room)
+            if reading is None:
+                return
+            after = read_target(before, reading, at, pod.slo)
         except Exception:  # noqa: BLE001 - one pod's page must not end the readings of the others
             self._state.counts.error(AgentPart.SLO)
             _log.exception("target of pod %s could not be read", pod.key)
@@ -159,28 +177,59 @@ class SloReader:
         if (after.met, after.reason) != (before.met, before.reason):
             self._note(pod, before, after)
 
-    async def _reading(self, pod: ManagedPod, slo: Slo | RateSlo, room: asyncio.Semaphore) -> SloReading:
+    async def _reading(
+        self, pod: ManagedPod, slo: Slo | RateSlo, room: asyncio.Semaphore
+    ) -> tuple[SloReading | None, float]:
+        """Return a reading and when its answer had come; None where the budget does not pay for it now."""
         terms = self._terms(pod)
         if not terms.is_certain:
-            return SloTrouble(SloReason.STARTING, "its GpuShare was not read yet, so its class is unknown")
+            why = "its GpuShare was not read yet, so its class is unknown"
+            return SloTrouble(SloReason.STARTING, why), self._clock()
         if terms.job_class is not class_of_target(slo):
+            reason, why = SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no latency target"
             if terms.job_class is JobClass.LATENCY:
-                return SloTrouble(SloReason.NOT_THROUGHPUT, "its GpuShare says class latency, which has no rate")
-            return SloTrouble(
-                SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no latency target"
-            )
+                reason, why = SloReason.NOT_THROUGHPUT, "its GpuShare says class latency, which has no rate"
+            return SloTrouble(reason, why), self._clock()
         async with room:
-            begun = self._clock()
-            try:
-                found = await self._read(pod, slo)
-                if isinstance(found, CounterReading):
-                    return replace(found, took_seconds=max(0.0, self._clock() - begun))
-                return found
-            finally:
+            if not self._budget.begin(pod.uid):
                 now = self._clock()
-                self._slow.pop(pod.uid, None)
-                if now - begun >= _SLOW_SECONDS:
-                    self._slow[pod.uid] = now
+                return self._too_costly(pod, self._put_off.setdefault(pod.uid, now)), now
+            put_off_at = self._put_off.pop(pod.uid, None)
+            cpu_seconds = 0.0
+            try:
+                found, took_seconds = await self._fetched(pod, slo)
+                came_at = self._clock()
+                if isinstance(found, SloPage):
+                    found, cpu_seconds = await self._parser.parse(found.parse, self._budget.after(pod.uid))
+            except HungPageError:
+                cpu_seconds = HUNG_SECONDS
+                raise
+            finally:
+                self._budget.end(pod.uid, cpu_seconds)
+        if isinstance(found, CounterReading):
+            found = replace(found, took_seconds=took_seconds)
+        return (put_off_at is not None and self._too_costly(pod, put_off_at)) or found, came_at
+
+    async def _fetched(self, pod: ManagedPod, slo: Slo | RateSlo) -> tuple[SloPage | SloReading, float]:
+        begun = self._clock()
+        try:
+            return await self._fetch(pod, slo), max(0.0, self._clock() - begun)
+        finally:
+            now = self._clock()
+            self._slow.pop(pod.uid, None)
+            if now - begun >= _SLOW_SECONDS:
+                self._slow[pod.uid] = now
+
+    def _too_costly(self, pod: ManagedPod, put_off_at: float) -> SloTrouble | None:
+        """Return the trouble with a pod whose page is read too rarely for a verdict; None if it is not.
+
+        Rarer readings make windows of more than a minute, after which the loop has forgotten the one before.
+        """
+        if self._clock() - put_off_at < LONGEST_WINDOW_SECONDS - READ_SECONDS:
+            return None
+        cost = f"{1000 * self._budget.cost_seconds(pod.uid):.0f} ms"
+        why = f"its page costs the agent up to {cost} of CPU time, which it does not have once a minute for it"
+        return SloTrouble(SloReason.TOO_COSTLY, why)
 
     def _note(self, pod: ManagedPod, before: SloRecord, after: SloRecord) -> None:
         now = self._clock()

@@ -1,13 +1,17 @@
 """Read a pod's latency or counter from a page of the pod itself or from a Prometheus (docs/adr/0145).
 
 The annotation's author chooses port, path and query, so nothing beyond the pod's own address is contacted: no
-redirect, no proxy, no host name, no host network. Answers are bounded in time and size.
+redirect, no proxy, no host name, no host network. Answers are bounded in time and size, and are parsed
+outside of the event loop (docs/adr/0263).
 """
 
 import asyncio
 import math
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,6 +29,7 @@ from gpushare.core.control import (
     SloReason,
     SloTrouble,
 )
+from gpushare_deviceplugin.page_fetch import body_of, fetch
 from gpushare_deviceplugin.pods import ManagedPod
 
 READ_TIMEOUT_SECONDS: Final = 3.0
@@ -34,8 +39,20 @@ MOST_LINES: Final = 2000  # of one family
 MOST_LINE_BYTES: Final = 4 * 2**10  # prometheus_client's parsing time grows with the square of a line's length
 MOST_FAMILY_BYTES: Final = 256 * 2**10
 _CHUNK: Final = 64 * 2**10
+# A page is searched and parsed in parts of 1 to 2 ms at most, between which other threads run. Python would
+# interrupt the parser after 5 ms, and the search not at all; the event loop waits that long at each of its calls.
+_SEARCHED_BYTES: Final = 64 * 2**10
+_PARSED_CHARACTERS: Final = 2 * 2**10
+_YIELD_SECONDS: Final = 0.0001
 _SAME_QUANTILE: Final = 1e-9
-_HEADERS: Final = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity", "User-Agent": "gpushare"}
+_HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": "gpushare"}
+
+
+@dataclass(frozen=True, slots=True)
+class SloPage:
+    """An answer as it came; `parse` returns what it says, and costs CPU time that its writer chooses."""
+
+    parse: Callable[[], SloReading]
 
 
 class SloSources:
@@ -67,8 +84,8 @@ class SloSources:
         if self._session is not None:
             await self._session.close()
 
-    async def read(self, pod: ManagedPod, slo: Slo | RateSlo) -> SloReading:
-        """Read a pod's target once; never raise because of the other side's behaviour."""
+    async def fetch(self, pod: ManagedPod, slo: Slo | RateSlo) -> SloPage | SloTrouble:
+        """Fetch a pod's target once; never raise because of the other side's behaviour."""
         if isinstance(slo.source, PrometheusQuery):
             return await self._ask(pod, slo.source, is_rate=isinstance(slo, RateSlo))
         if pod.is_host_network:
@@ -76,16 +93,17 @@ class SloSources:
             return SloTrouble(SloReason.HOST_NETWORK, why)
         if not pod.ip:
             return SloTrouble(SloReason.UNREACHABLE, "the pod has no address yet")
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-        url = f"http://{host}:{slo.source.port}{slo.source.path}"
-        found = await self._get(url, MOST_BYTES, f"port {slo.source.port} of the pod")
-        if isinstance(found, SloTrouble):
-            return found
-        if isinstance(slo, RateSlo):
-            return parse_counter(found, slo.source)
-        return parse_page(found, slo.source, slo.quantile_ratio)
+        who = f"port {slo.source.port} of the pod"
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                answer = await fetch(pod.ip, slo.source.port, slo.source.path, MOST_BYTES)
+        except TimeoutError:
+            return self._late(who)
+        except (OSError, ValueError) as error:
+            return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: {_plain(error)}")
+        return SloPage(partial(_parsed, answer, slo, who)) if answer is not None else _too_large(who, MOST_BYTES)
 
-    async def _ask(self, pod: ManagedPod, query: PrometheusQuery, *, is_rate: bool) -> SloReading:
+    async def _ask(self, pod: ManagedPod, query: PrometheusQuery, *, is_rate: bool) -> SloPage | SloTrouble:
         if not self._prometheus:
             why = "no Prometheus is set (the chart's value slo.prometheusUrl)"
             return SloTrouble(SloReason.NO_PROMETHEUS, why)
@@ -94,40 +112,56 @@ class SloSources:
             "timeout": f"{self._timeout_seconds:g}s",
             "namespace": pod.namespace,  # prom-label-proxy restricts the query to it; Prometheus ignores it
         }
-        found = await self._get(f"{self._prometheus}/api/v1/query", MOST_ANSWER_BYTES, params=asked)
-        return found if isinstance(found, SloTrouble) else parse_answer(found, is_rate=is_rate)
+        found = await self._get(f"{self._prometheus}/api/v1/query", asked)
+        return found if isinstance(found, SloTrouble) else SloPage(partial(parse_answer, found, is_rate=is_rate))
 
-    async def _get(
-        self, url: str, most_bytes: int, whose: str = "", params: Mapping[str, str] | None = None
-    ) -> bytes | SloTrouble:
-        """Return an answer's body, also of an error: Prometheus' errors have one."""
+    async def _get(self, url: str, params: Mapping[str, str]) -> bytes | SloTrouble:
+        """Return the body of Prometheus' answer, also of an error, which has one."""
         if self._session is None:
             raise RuntimeError("not in its context")
-        who = whose or "Prometheus"
+        who = "Prometheus"
         try:
             async with self._session.get(url, params=params, allow_redirects=False) as answer:
-                if answer.status != 200 and not (not whose and answer.status in {400, 422, 503}):
+                if answer.status not in {200, 400, 422, 503}:
                     return SloTrouble(SloReason.UNREACHABLE, f"{who} answers with status {answer.status}")
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
                     return SloTrouble(SloReason.BAD_ANSWER, f"{who} answers compressed, which was not asked for")
                 body = bytearray()
                 async for chunk in answer.content.iter_chunked(_CHUNK):
                     body += chunk
-                    if len(body) > most_bytes:
-                        return SloTrouble(
-                            SloReason.TOO_LARGE, f"{who} answers with more than {most_bytes // 1024} KiB"
-                        )
+                    if len(body) > MOST_ANSWER_BYTES:
+                        return _too_large(who, MOST_ANSWER_BYTES)
                 return bytes(body)
         except TimeoutError:
-            return SloTrouble(SloReason.UNREACHABLE, f"{who} does not answer within {self._timeout_seconds:g} s")
+            return self._late(who)
         except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError, ValueError) as error:
             return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: {_plain(error)}")
 
+    def _late(self, who: str) -> SloTrouble:
+        return SloTrouble(SloReason.UNREACHABLE, f"{who} does not answer within {self._timeout_seconds:g} s")
 
-def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloReading:
+
+def _parsed(answer: bytearray, slo: Slo | RateSlo, who: str) -> SloReading:
+    page = body_of(answer, who)
+    if isinstance(page, SloTrouble):
+        return page
+    if isinstance(slo.source, PrometheusQuery):
+        raise TypeError("a query's answer comes from Prometheus")
+    return (
+        parse_counter(page, slo.source)
+        if isinstance(slo, RateSlo)
+        else parse_page(page, slo.source, slo.quantile_ratio)
+    )
+
+
+def _too_large(who: str, most_bytes: int) -> SloTrouble:
+    return SloTrouble(SloReason.TOO_LARGE, f"{who} answers with more than {most_bytes // 1024} KiB")
+
+
+def parse_page(page: bytes | bytearray, source: PodSeries, quantile_ratio: float) -> SloReading:
     """Return a histogram's counts or a summary's quantile from a page in Prometheus' text format.
 
-    A tenant writes the page and this runs in the agent's event loop, so the parser's input is bounded.
+    A tenant writes the page, so the parser's input is bounded: other pages wait for this one.
     """
     lines = _lines_of(page, source.series)
     if isinstance(lines, SloTrouble):
@@ -162,7 +196,7 @@ def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloRead
     return SloTrouble(SloReason.NO_SERIES, f"the page has no histogram or summary {source.series} with its labels")
 
 
-def parse_counter(page: bytes, source: PodSeries) -> SloReading:
+def parse_counter(page: bytes | bytearray, source: PodSeries) -> SloReading:
     """Return a counter's total from a page in Prometheus' text format, the sum over the series with its labels."""
     lines = _lines_of(page, source.series)
     if isinstance(lines, SloTrouble):
@@ -205,12 +239,13 @@ def parse_answer(body: bytes, *, is_rate: bool = False) -> SloReading:
     return RateSample(_least(values), stamp) if is_rate else QuantileSample(_worst(values), stamp=stamp)
 
 
-def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
+def _lines_of(page: bytes | bytearray, series: str) -> list[str] | SloTrouble:
     """Return the lines of a family; search the bytes, and stop at a bound that it exceeds."""
     family = re.compile(rb"\n(" + re.escape(series.encode()) + rb"(?:_bucket|_count|_sum|_total)?[{ \t][^\n]*)")
     lines: list[str] = []
     room = MOST_FAMILY_BYTES
-    for found in family.finditer(b"\n" + page):
+    text = b"\n" + page
+    for found in (found for begin, end in _parts(text) for found in family.finditer(text, begin, end)):
         line = found[1]
         room -= len(line)
         if len(line) > MOST_LINE_BYTES:
@@ -225,10 +260,30 @@ def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
     return lines
 
 
+def _parts(text: bytes) -> Iterator[tuple[int, int]]:
+    """Return begin and end of parts of whole lines; each line has its break before it."""
+    begin = 0
+    while begin < len(text):
+        end = text.find(b"\n", begin + _SEARCHED_BYTES)
+        end = len(text) if end < 0 else end
+        yield begin, end
+        begin = end
+        time.sleep(_YIELD_SECONDS)
+
+
 def _samples(lines: Iterable[str]) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    for family in text_string_to_metric_families("\n".join(lines)):
-        for sample in family.samples:
-            yield sample.name, sample.labels, float(sample.value)  # the parser gives integers of any size
+    part: list[str] = []
+    size = 0
+    for line in (*lines, None):
+        if line is not None:
+            part.append(line)
+            size += len(line)
+        if line is None or size >= _PARSED_CHARACTERS:
+            for family in text_string_to_metric_families("\n".join(part)):
+                for sample in family.samples:
+                    yield sample.name, sample.labels, float(sample.value)  # the parser gives integers of any size
+            part, size = [], 0
+            time.sleep(_YIELD_SECONDS)
 
 
 def _worst(values: list[float]) -> float:

@@ -39,7 +39,7 @@ class Counting(Node):
         self.makes: Callable[[], float] = lambda: 0.95
         self.sources = SloSources(timeout_seconds=30.0)
         super().__init__(state, clock, root)
-        self.slos = SloReader(state, self.terms, self.sources.read, tell=self.tell, clock=clock)
+        self.slos = SloReader(state, self.terms, self.sources.fetch, tell=self.tell, clock=clock)
         self.loop = Loop(
             state,
             self.signatures,

@@ -32,6 +32,7 @@ from gpushare_deviceplugin.slo_sources import (
     MOST_FAMILY_BYTES,
     MOST_LINE_BYTES,
     MOST_LINES,
+    SloPage,
     SloSources,
     parse_answer,
     parse_counter,
@@ -310,7 +311,12 @@ async def read(
     site: Site, path: str = "/metrics", *, timeout_seconds: float = 30.0, **changes: object
 ) -> SloReading:
     async with SloSources(timeout_seconds=timeout_seconds) as sources:
-        return await sources.read(site.pod(**changes), site.slo(path))
+        return await asked(sources, site.pod(**changes), site.slo(path))
+
+
+async def asked(sources: SloSources, pod: ManagedPod, slo: Slo) -> SloReading:
+    found = await sources.fetch(pod, slo)
+    return found.parse() if isinstance(found, SloPage) else found
 
 
 async def test_a_pods_page_is_read_as_the_annotation_says(site: Site) -> None:
@@ -410,7 +416,7 @@ QUERY = Slo(0.99, 0.05, PrometheusQuery('max(p99{pod="$pod"})'))
 async def test_prometheus_is_asked_for_the_pod_in_its_namespace(site: Site) -> None:
     site.text = answer_of([1.0, "0.5"], "scalar").decode()
     async with SloSources(f"http://127.0.0.1:{site.port}/prefix/", timeout_seconds=30.0) as sources:
-        assert await sources.read(site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)
+        assert await asked(sources, site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)
     [request] = site.requests
     assert request.path == "/prefix/api/v1/query"
     assert request.query["query"] == 'max(p99{pod="web"})'
@@ -439,7 +445,7 @@ async def test_prometheus_that_refuses_is_dead_or_is_not_set(site: Site) -> None
     ):
         site.handler = handler
         async with SloSources(address, timeout_seconds=30.0) as sources:
-            found = await sources.read(site.pod(), QUERY)
+            found = await asked(sources, site.pod(), QUERY)
         assert isinstance(found, SloTrouble)
         assert found.reason is reason
 
@@ -458,11 +464,11 @@ async def test_a_prometheus_that_never_ends_its_answer_is_given_up(site: Site, h
 
     site.handler = slow
     async with SloSources(f"http://127.0.0.1:{site.port}", timeout_seconds=0.2) as sources:
-        found = await asyncio.wait_for(sources.read(site.pod(), QUERY), 60)
+        found = await asyncio.wait_for(asked(sources, site.pod(), QUERY), 60)
         assert isinstance(found, SloTrouble)
         assert found.reason is SloReason.UNREACHABLE
         released.set()
         site.handler = site.page
         site.text = answer_of([1.0, "0.5"], "scalar").decode()
     async with SloSources(f"http://127.0.0.1:{site.port}", timeout_seconds=30.0) as sources:
-        assert await sources.read(site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)
+        assert await asked(sources, site.pod(), QUERY) == QuantileSample(0.5, stamp=1.0)

@@ -36,6 +36,7 @@ from gpushare.core.control.retraction import (
 )
 from gpushare.core.control.signatures import choose_signature, grown_curve, learnt_with, merged_phases, usual_work
 from gpushare.core.control.slo_reading import (
+    LONGEST_WINDOW_SECONDS,
     SLO_TROUBLES,
     CounterReading,
     QuantileSample,
@@ -91,6 +92,7 @@ __all__ = [
     "ASLEEP_RATIO",
     "FREE",
     "IDLE_SM_RATIO",
+    "LONGEST_WINDOW_SECONDS",
     "SILENT_SECONDS",
     "SLO_TROUBLES",
     "CounterReading",

@@ -34,6 +34,7 @@ _UNKNOWN: Final = {
     SloReason.TOO_FEW_REQUESTS: "too few requests to judge",
     SloReason.UNREACHABLE: "its page or Prometheus cannot be read",
     SloReason.TOO_LARGE: "the answer is too large to be read",
+    SloReason.TOO_COSTLY: "the answer costs its node's agent too much CPU time to be read each minute",
     SloReason.BAD_ANSWER: "the answer cannot be understood",
     SloReason.NO_SERIES: "the series, or its quantile, is not in the answer",
     SloReason.NOT_A_NUMBER: "the values are no numbers, or no rising counts",

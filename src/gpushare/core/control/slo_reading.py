@@ -38,6 +38,7 @@ class SloReason(StrEnum):
     TOO_FEW_REQUESTS = "TooFewRequests"
     UNREACHABLE = "Unreachable"
     TOO_LARGE = "TooLarge"
+    TOO_COSTLY = "TooCostly"
     BAD_ANSWER = "BadAnswer"
     NO_SERIES = "NoSeries"
     NOT_A_NUMBER = "NotANumber"
@@ -55,6 +56,7 @@ class SloReason(StrEnum):
 SLO_TROUBLES: Final = (
     SloReason.UNREACHABLE,
     SloReason.TOO_LARGE,
+    SloReason.TOO_COSTLY,
     SloReason.BAD_ANSWER,
     SloReason.NO_SERIES,
     SloReason.NO_PROMETHEUS,
