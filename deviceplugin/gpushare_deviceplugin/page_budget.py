@@ -8,18 +8,19 @@ the long run is bounded for each pod and for all of them, and what one pod leave
 from collections.abc import Collection
 from typing import Final
 
-POD_CORES: Final = 0.01  # the dearest page (0.2 s) is then read every 20 s, one of up to 50 ms each time
+POD_CORES: Final = 0.01  # a page of 0.2 s is then read every 20 s, one of up to 50 ms each time
 NODE_CORES: Final = 0.1  # for ten pods with dear pages as much as each may have
-BURST_SECONDS: Final = 0.4  # three readings of the dearest page: two windows, which give a first verdict
+BURST_SECONDS: Final = 0.4  # three readings of a page of 0.2 s: two windows, which give a first verdict
 ROUND_SECONDS: Final = 0.5  # of CPU time in a round of readings, of which there is one each 5 s
-# A page that was never read goes behind those that are known as cheap, and before those that are known as dear.
+# A page that was never read goes behind those that are known as cheap, and before those that are known as dear. Of
+# such, eight at once are less than a round, so that none of many cheap ones is put off.
 _UNKNOWN_SECONDS: Final = 0.05
 # A dear page is remembered for twenty minutes of cheap ones, else its pod's next one could go before honest ones.
 _REMEMBERED: Final = 0.98  # from one reading to the next
 
 
 class PageBudget:
-    """What each pod owes."""
+    """Account of what each pod owes; `begin_round`, then `begin` and `end` for each reading."""
 
     def __init__(self, now: float) -> None:
         self._owed: dict[str, float] = {}

@@ -11,7 +11,7 @@ from typing import Final
 from gpushare.core.control import SloReading
 
 HUNG_SECONDS: Final = 60.0
-"""A page costs 0.2 s of CPU time at most, so a thread that takes as long as this for one does not come back."""
+"""A page costs about 0.2 s of CPU time at most, so a thread that takes so long for one does not come back."""
 
 
 class HungPageError(Exception):

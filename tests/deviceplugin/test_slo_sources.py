@@ -160,12 +160,16 @@ def test_the_most_that_reaches_the_parser_is_bounded(monkeypatch: pytest.MonkeyP
     began = time.process_time()
     for line in adversarial(MOST_LINE_BYTES - 64):
         fits = MOST_FAMILY_BYTES // len(line)
+        passed.clear()
         parse_page((line * fits).encode(), SERIES, 0.99)
+        assert passed
+        assert sum(len(text) for text in passed) <= MOST_FAMILY_BYTES
+        assert max(len(text) for text in passed) <= 2 * MOST_LINE_BYTES, "other threads run in between"
+        passed.clear()
         found = parse_page((line * (fits + 2)).encode(), SERIES, 0.99)
         assert isinstance(found, SloTrouble)
         assert found.detail == "request_seconds has more than 256 KiB"
-    assert len(passed) == len(adversarial(100)), "of each kind the page that fits, and no larger one"
-    assert all(len(text) <= MOST_FAMILY_BYTES for text in passed)
+        assert not passed
     assert time.process_time() - began < 60, "minutes or hours for a page, were lines of any length parsed"
 
 
