@@ -40,6 +40,7 @@ DEAR = (LINES + "a\n" * ((MOST_BYTES - 1024 - len(LINES)) // 2)).encode()
 HONEST = b'a_bucket{le="0.05"} 90\na_bucket{le="+Inf"} 100\na_count 100\n'
 PODS = 30
 SECONDS = 20.0
+HANGING_SECONDS = 20.0  # 30 pods that are first found to hang for 3 s, eight at a time, and the pause
 # Of this process's CPU time between two turns of the loop: what the machine's other load takes does not count, as
 # it would by the clock. A dear page that is parsed in the loop takes longer than that.
 MOST_STALL_SECONDS = 0.1
@@ -145,7 +146,7 @@ async def test_thirty_pods_with_the_dearest_pages_do_not_stall_the_agent(
     )
     assert stall < MOST_STALL_SECONDS
     assert gaps
-    assert max(gaps) < 2 * READ_SECONDS, "none is left out"
+    assert max(gaps) < (2 * READ_SECONDS if path == "/dear" else HANGING_SECONDS), "none is left out"
 
 
 def take(hits: "multiprocessing.Queue[tuple[str, float]]", at: dict[str, list[float]]) -> None:
