@@ -167,12 +167,14 @@ def pods_of(cluster: Cluster, *parts: str) -> list[Json]:
 def without(cluster: Cluster, *parts: str) -> Iterator[None]:
     """Take parts of the release away, all of their pods; afterwards they are there again, and the GPUs healthy."""
     daemonsets = [part for part in parts if part in DAEMONSETS]
-    count = len([pod for pod in pods_of(cluster, *parts) if "deletionTimestamp" not in pod["metadata"]])
     replicas = {
         part: cluster.get("-n", RELEASE_NAMESPACE, "deployment", f"{RELEASE}-{part}")["spec"]["replicas"]
         for part in parts
         if part not in DAEMONSETS
     }
+    # What is to be there, as an upgrade may still be replacing pods: helm does not wait for the agents.
+    of_nodes = [cluster.get("-n", RELEASE_NAMESPACE, "daemonset", f"{RELEASE}-{part}") for part in daemonsets]
+    count = sum(replicas.values()) + sum(each["status"]["desiredNumberScheduled"] for each in of_nodes)
 
     asking: Json = {
         "apiVersion": "v1",
@@ -393,15 +395,24 @@ class Namespace:
         self.cluster.kubectl("-n", self.name, "delete", "pod", *pod_names, "--wait=true")
 
     def close(self) -> None:
-        """Remove it; waits for its pods, so that the next test finds the GPUs free."""
-        self.cluster.try_kubectl("-n", self.name, "delete", "pods", "--all", "--force", "--grace-period=0")
+        """Remove it; waits for its pods and their processes, so that the next test finds the GPUs free.
+
+        The namespace goes first: while it ends, no controller can make a successor of a pod that is deleted.
+        """
         self.cluster.try_kubectl("delete", "namespace", self.name, "--wait=false")
+        uids = {pod["metadata"]["uid"] for pod in self.pods()}
+        self.cluster.try_kubectl("-n", self.name, "delete", "pods", "--all", "--force", "--grace-period=0")
 
         def free() -> bool:
+            left = [pod["metadata"] for pod in self.pods()]
+            uids.update(pod["uid"] for pod in left)
             tenants = [t for gpu in self.cluster.gpus() for t in gpu.get("tenants", [])]
-            return all(tenant.get("namespace") != self.name for tenant in tenants)
+            are_deleted = all("deletionTimestamp" in pod for pod in left)
+            return are_deleted and all(tenant.get("namespace") != self.name for tenant in tenants)
 
         wait_for(f"the GPUs free of {self.name}", free, seconds=60)
+        # The API server has forgotten them, and kubelet ends them moments later. A GpuNode tells less than that.
+        wait_for(f"the end of the processes of {self.name}", lambda: not processes_of(*uids), seconds=60)
 
 
 def decided(pod: Json) -> tuple[str, int, int]:
@@ -412,9 +423,9 @@ def decided(pod: Json) -> tuple[str, int, int]:
     return annotations[GPU], int(annotations[THREADS]), int(limit[1])
 
 
-def processes_of(pod_uid: str, *, saying: str = "") -> list[int]:
-    """Pids of a pod's processes on this machine whose command line holds `saying`."""
-    wanted = (pod_uid, pod_uid.replace("-", "_"))
+def processes_of(*pod_uids: str, saying: str = "") -> list[int]:
+    """Pids of these pods' processes on this machine whose command line holds `saying`."""
+    wanted = {form for uid in pod_uids for form in (uid, uid.replace("-", "_"))}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
