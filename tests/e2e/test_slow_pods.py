@@ -78,7 +78,7 @@ def test_what_sleeps_is_not_seen_and_what_the_model_did_not_expect_is(space: Nam
     pair = Pair(space, {"starved": STARVED, "beside": BESIDE})
     space.create(space.tenant("sleeps", "1", command=IDLE))
     space.running("sleeps")  # the other GPU is the only one left
-    assert pair.rows("sleeps") == {UNPREDICTED, UNSEEN}
+    assert pair.until("sleeps", UNSEEN) == {UNPREDICTED, UNSEEN}
     pair.start("beside")
     pair.until_profiled("beside")
     space.delete("beside")
@@ -117,4 +117,4 @@ def test_a_promise_that_nobody_may_mend_then_one_neighbour_who_is_stopped(
     assert UNMENDED not in pair.until("hungry", STOPPED)
     pair.change("hungry", maxSlowdown=TOLERANT)
     assert MENDING not in pair.until("strict", AT_PROMISE)
-    assert STOPPED in pair.rows("hungry")
+    pair.until("hungry", STOPPED)
