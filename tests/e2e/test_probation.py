@@ -224,12 +224,14 @@ def test_a_gpu_is_open_as_soon_as_the_profile_is_there(space: Namespace) -> None
     space.create(space.tenant("web", "0.5", job_class="latency", command=IDLE))
     space.running("web")
     space.create(space.tenant("trains", "0.4", "--memory-mib", "900", workload=USUAL))
-    (trains,) = space.running("trains")
-    assert trains["metadata"]["annotations"][PROBATION] == str(SECONDS)
+    space.bound("trains", seconds=60)
+    # Before it runs: some ten seconds later the profile is there, and nobody has to wait any more.
     space.create(space.tenant("waits", "0.6", workload="waits", command=IDLE))
     sentence = "could go only to GPU ..., which is on probation by pod ... until ... at the latest"
     message = event(space, "waits", f"which is on probation by pod {space.name}/trains until ")
     assert troubles.says("The pod waits", sentence, message)
+    (trains,) = space.running("trains")
+    assert trains["metadata"]["annotations"][PROBATION] == str(SECONDS)
     (waited,) = space.running("waits", seconds=SECONDS + 60)
     assert decided(waited)[0] == decided(trains)[0]
     assert decided_at(waited) < window_end(trains) or is_busy(), "it was let in before the minute was over"
