@@ -53,7 +53,7 @@ context.close()
 """
 # Before that, in a pod with a grace period: asked to end, it goes on for a while, and has not done its work.
 GRACE_SECONDS = 20
-LINGER_SECONDS = 8.0  # Kueue lets the next Job go within a second or two
+LINGER_SECONDS = 15.0  # Kueue lets the next Job go within a second or two, on a busy machine within several
 LINGERING = f"""
 import signal, sys, time
 def end(*_):
