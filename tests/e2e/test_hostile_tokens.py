@@ -216,26 +216,24 @@ def test_mute_connections_to_a_parts_ports_keep_no_probe_waiting(
 
 
 def test_silent_connections_to_admission_keep_no_review_waiting(scene: Scene, cluster: Cluster) -> None:
-    closed, still_open = beside_a_flood(scene, cluster, "nothing")
-    assert closed >= REPLICAS * BEYOND
-    assert still_open <= REPLICAS * MOST_OF_ADMISSION
+    beside_a_flood(scene, cluster, "nothing")
 
 
 def test_handshakes_that_are_not_finished_keep_no_review_waiting(scene: Scene, cluster: Cluster) -> None:
-    closed, still_open = beside_a_flood(scene, cluster, "hello")
-    assert closed >= REPLICAS * BEYOND
-    assert still_open <= REPLICAS * MOST_OF_ADMISSION
+    beside_a_flood(scene, cluster, "hello")
 
 
-def beside_a_flood(scene: Scene, cluster: Cluster, says: str) -> tuple[int, int]:
-    """Hold more connections than admission keeps, beside reviews; how many it closed, and how many it kept."""
+def beside_a_flood(scene: Scene, cluster: Cluster, says: str) -> None:
+    """Hold more connections than admission keeps, beside reviews; it closes those beyond."""
     before, replicas = state(cluster, "admission"), addresses(cluster, "admission", WEBHOOK_PORT)
     assert len(replicas) == REPLICAS
     scene.hostile.hold(*replicas, count=MOST_OF_ADMISSION + BEYOND, says=says)
     scene.reviewed()
-    found = scene.hostile.release()
+    # The API server asks one replica for all reviews; the other may still have to accept what the kernel queued.
+    wait_for("no more open than admission keeps", lambda: scene.hostile.open() <= REPLICAS * MOST_OF_ADMISSION)
+    closed, still_open = scene.hostile.release()
+    assert (closed >= REPLICAS * BEYOND, still_open <= REPLICAS * MOST_OF_ADMISSION) == (True, True), closed
     assert state(cluster, "admission") == before
-    return found
 
 
 def test_bodies_that_never_come_keep_no_review_waiting(scene: Scene, cluster: Cluster) -> None:

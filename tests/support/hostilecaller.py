@@ -86,14 +86,19 @@ def hold(addresses: list[list[object]], count: int, says: str) -> int:
     return len(HELD) - before
 
 
-def release() -> dict[str, int]:
-    """Close what is held; how many the other sides had closed, and how many were still open."""
+def count() -> dict[str, int]:
+    """Of what is held, how many the other sides have closed, and how many are open."""
     poll = select.poll()
     for one in HELD:
         if one.fileno() >= 0:
             poll.register(one, select.POLLRDHUP)
     still_open = sum(one.fileno() >= 0 for one in HELD) - len(poll.poll(0))
-    found = {"closed": len(HELD) - still_open, "open": still_open}
+    return {"closed": len(HELD) - still_open, "open": still_open}
+
+
+def release() -> dict[str, int]:
+    """Close what is held; how many the other sides had closed, and how many were still open."""
+    found = count()
     while HELD:
         HELD.pop().close()
     return found
@@ -167,12 +172,15 @@ def end_loop() -> int:
     return answers
 
 
+ATTACKS = (call, hold, count, release, post, loop, end_loop)
+
+
 class AttackHandler(BaseHTTPRequestHandler):
     """Does one attack for each POST."""
 
     def do_POST(self) -> None:
         asked = json.loads(self._body())
-        attack = {each.__name__: each for each in (call, hold, release, post, loop, end_loop)}[asked.pop("attack")]
+        attack = {each.__name__: each for each in ATTACKS}[asked.pop("attack")]
         answer = json.dumps(attack(**asked)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))

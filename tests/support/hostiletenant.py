@@ -102,6 +102,10 @@ class HostileTenant:
         """Open so many connections to each address and keep them until `release`."""
         assert self._does("hold", addresses=addresses, count=count, says=says) == count * len(addresses)
 
+    def open(self) -> int:
+        """Return how many of the held connections the other sides have not closed."""
+        return int(self._does("count")["open"])
+
     def release(self) -> tuple[int, int]:
         """Close what is held; how many connections the other sides had closed, and how many were open."""
         found = self._does("release")
