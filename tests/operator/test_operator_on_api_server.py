@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.operator.live import Running, Shares, controller, decide, pod
+from tests.operator.live import PATIENCE_SECONDS, Running, Shares, controller, decide, pod
 
 from gpushare.core.api import (
     GpuNodeStatus,
@@ -122,9 +122,12 @@ async def test_the_life_of_a_deployments_gpushare(
         managers = {one["manager"] for one in untouched["metadata"]["managedFields"]}
         assert "gpushare-operator" not in managers
 
-    events = (await real_api.list(EVENTS, lambda obj: obj, namespace=namespace)).items
-    told = {(event["regarding"]["name"], event["reason"]) for event in events}
-    assert {("deployment-web", "Sharing"), ("deployment-web", "PromiseBroken")} <= told
+    told: set[tuple[str, str]] = set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not {("deployment-web", "Sharing"), ("deployment-web", "PromiseBroken")} <= told:
+            events = (await real_api.list(EVENTS, lambda obj: obj, namespace=namespace)).items
+            told = {(event["regarding"]["name"], event["reason"]) for event in events}
+            await asyncio.sleep(0.1)  # statuses are written first, and events after them (ADR 0192)
     assert "the API server drops" not in running.log.read_text(), "this release's definition keeps all fields"
 
 

@@ -123,10 +123,23 @@ async def webhooks(
             await real_api.create(CONFIGURATIONS[item["kind"]], item)
             made.append((CONFIGURATIONS[item["kind"]], item["metadata"]["name"]))
         yield server
-        for resource, name in made:
-            await real_api.delete(resource, name)
     finally:
-        server.stop()
+        try:
+            for resource, name in made:
+                await real_api.delete(resource, name)
+            await forgotten(real_api)
+        finally:
+            server.stop()
+
+
+async def forgotten(api: Api) -> None:
+    """Wait until the API server heeds the configurations no more: it would refuse the next test's pods."""
+    wrong = [(PODS, pod("wrong", fraction="0")), (WORKLOADS["CronJob"], workload("CronJob", fraction="0"))]
+    for resource, body in wrong:
+        async with asyncio.timeout(60):
+            while await refusal(api, "default", body, resource) is not None:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.1)
+        await api.delete(resource, "wrong", namespace="default", grace_seconds=0)
 
 
 @pytest.fixture
