@@ -112,10 +112,13 @@ def test_every_panel_and_alert_is_answered_by_the_running_release(
     wait_for("the progress of a pod that runs alone", lambda: prometheus.query(progress_of), seconds=120)
     audience.ask()
     space.cluster.kubectl("-n", space.name, "delete", "pod", "whole", "--wait=true")
-    space.create(space.tenant("first", "0.6"), space.tenant("second", "0.6", workload="dlrm-infer"))
-    space.running("first", "second")
-    space.create(space.tenant("third", "0.3"))
-    space.running("third")
+    # At once: some ten seconds later something is known of the first two, and the third might have to wait.
+    space.create(
+        space.tenant("first", "0.6"),
+        space.tenant("second", "0.6", workload="dlrm-infer"),
+        space.tenant("third", "0.3"),
+    )
+    space.running("first", "second", "third")
     space.create(space.tenant("waits", "0.45"))  # 10% and 40% are left: room on the node, but on neither GPU
     try:
         wait_for("an answer for every panel", audience.ask, seconds=120, every=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, decided, gpushare, wait_for
+from waiting import idle
 
 pytestmark = pytest.mark.e2e
 
@@ -36,13 +37,14 @@ def test_top_shows_a_tenant_as_it_was_decided_and_a_waiting_one(space: Namespace
 
 
 def test_a_plan_says_where_the_scheduler_then_puts_a_pod(space: Namespace, cluster: Cluster, tmp_path: Path):
-    space.create(space.tenant("there", "0.4"))
+    # Of pods that start nothing no profile is taken, so the scheduler knows no more than the plan did.
+    space.create(idle(space, "there", "0.4"))
     (present,) = space.running("there")
     gpushare(cluster, "snapshot", "-o", str(tmp_path / "snapshot"))
     rows = list(csv.DictReader((tmp_path / "snapshot" / "pods.csv").open()))
     [row] = [row for row in rows if row["name"] == f"{space.name}/there"]
     assert (row["gpu_milli"], row["node"]) == ("400", present["spec"]["nodeName"])
-    pods = [space.tenant("small", "0.3"), space.tenant("large", "0.8")]
+    pods = [idle(space, "small", "0.3"), idle(space, "large", "0.8")]
     manifest = tmp_path / "pods.json"
     manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
     live = json.loads(gpushare(cluster, "plan", "--pods", str(manifest), "--json"))
