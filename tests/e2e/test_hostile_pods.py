@@ -240,7 +240,7 @@ def test_a_process_outside_mps_is_named_within_two_seconds(stage: Stage) -> None
     measured = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in took.items())
     assert min(took.values()) > 0, measured
     assert median(took.values()) <= NAMED_SECONDS, measured
-    assert max(took.values()) <= NAMED_SECONDS + 1, measured
+    assert max(took.values()) <= NAMED_SECONDS + LATER_SECONDS, measured
 
 
 @pytest.mark.parametrize("attack", ["chain", "pulse", "reborn"])

@@ -401,7 +401,8 @@ class Namespace:
         """
         self.cluster.try_kubectl("delete", "namespace", self.name, "--wait=false")
         uids = {pod["metadata"]["uid"] for pod in self.pods()}
-        self.cluster.try_kubectl("-n", self.name, "delete", "pods", "--all", "--force", "--grace-period=0")
+        by_force = ("--all", "--force", "--grace-period=0", "--wait=false")
+        self.cluster.try_kubectl("-n", self.name, "delete", "pods", *by_force)
 
         def free() -> bool:
             left = [pod["metadata"] for pod in self.pods()]
