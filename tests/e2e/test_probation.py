@@ -19,6 +19,7 @@ from livecluster import (
     decided,
     gpushare,
     helm,
+    until_agents_are_replaced,
     wait_for,
 )
 from tests.e2e.test_retraction import is_busy
@@ -61,6 +62,7 @@ def upgrade(cluster: Cluster, file: Path, values: Json) -> None:
     helm(
         cluster, "upgrade", RELEASE, chart, "--reset-values", "--values", str(file), "--wait", "--timeout", "240s"
     )
+    until_agents_are_replaced(cluster)
 
 
 def in_turn(first: str, second: str) -> list[str]:

@@ -20,6 +20,7 @@ from livecluster import (
     helm,
     processes_of,
     sms_under,
+    until_agents_are_replaced,
     wait_for,
 )
 
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 def upgrade(cluster: Cluster, *arguments: str) -> None:
     chart = str(ROOT / "helm" / "gpushare")
     helm(cluster, "upgrade", RELEASE, chart, "--reuse-values", *arguments, "--wait", "--timeout", "240s")
+    until_agents_are_replaced(cluster)
 
 
 def test_an_upgrade_with_a_changed_value_leaves_tenants_untouched(

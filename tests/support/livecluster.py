@@ -135,6 +135,12 @@ def helm(cluster: Cluster, *arguments: str) -> str:
     return done.stdout
 
 
+def until_agents_are_replaced(cluster: Cluster) -> None:
+    """Wait for what `helm upgrade --wait` does not, as the agent of a single node may be unavailable."""
+    agents = ("-n", RELEASE_NAMESPACE, "rollout", "status", f"daemonset/{RELEASE}-agent")
+    cluster.kubectl(*agents, "--timeout=240s", seconds=260)
+
+
 def try_gpushare(kubeconfig: str, *arguments: str) -> Answer:
     """Run `gpushare`, or `kubectl gpushare`, as this checkout has it."""
     program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
