@@ -100,7 +100,7 @@ def test_a_missed_target_has_the_neighbour_throttled_until_it_is_met(space: Name
         lambda: (
             rates(space, "serving", 10) >= PROGRESS_NEEDED
             and slo_met() == ("True", "Met")
-            and tenants(cluster, space)["bad"].get("throttle")
+            and tenants(cluster, space).get("bad", {}).get("throttle")
         ),
         seconds=120,
     )
