@@ -99,10 +99,21 @@ def test_what_may_be_given_instead_of_a_cluster_that_is_away_is_a_sentence_of_it
     assert err.endswith("is this the right cluster (--context), and is it up? Or give --snapshot or --nodes\n")
 
 
+@pytest.mark.parametrize("command", ["gpus", "gain", "snapshot"])
 def test_a_cluster_without_a_gpu_is_status_3(
-    cluster: HttpApiServer, call: Call, words: dict[str, tuple[str, ...]]
+    cluster: HttpApiServer, call: Call, words: dict[str, tuple[str, ...]], command: str
 ) -> None:
     """As of a report of a snapshot (tests/cli/test_report.py)."""
-    code, out, err = call(*words["snapshot"])
+    code, out, err = call(*words[command])
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "no node has a GPU that gpushare manages: do the agent's pods run" in err
+
+
+@pytest.mark.parametrize(("command", "key"), [("gpus", None), ("gain", "gpus")])
+def test_what_is_for_programs_stays_parsable_where_there_is_no_gpu(
+    cluster: HttpApiServer, call: Call, command: str, key: str | None
+) -> None:
+    code, out, err = call(command, "-o", "json")
+    assert (code, err.count("\n")) == (3, 1)
+    found = json.loads(out)
+    assert (found == []) if key is None else (found[key] == 0)

@@ -21,7 +21,6 @@ from livecluster import (
     Namespace,
     decided,
     driver,
-    gpushare,
     kill,
     pods_of,
     processes_of,
@@ -241,7 +240,9 @@ def test_where_no_node_has_the_label_there_are_no_gpus_until_one_is_labelled(
             f"{sentence!r} told",
             lambda: any(troubles.says(heading, sentence, each) for each in space.events("first")),
         )
-        assert troubles.says(heading, "no node has a GPU that gpushare manages", gpushare(cluster, "gpus"))
+        listed = try_gpushare(cluster.kubeconfig, "gpus")
+        assert (listed.code, listed.out) == (3, "")
+        assert troubles.says(heading, "no node has a GPU that gpushare manages", listed.err)
         cluster.kubectl("label", "node", node, f"{label}=true")
         space.running("first", seconds=180)
     finally:

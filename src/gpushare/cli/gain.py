@@ -5,9 +5,18 @@ from typing import Any, Final
 
 import typer
 
-from gpushare.cli.access import AllOption, ContextOption, KubeconfigOption, NamespaceOption, Where, ask
+from gpushare.cli.access import (
+    NO_GPUS,
+    AllOption,
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    Where,
+    ask,
+)
 from gpushare.cli.columns import Column, ratio, show, whole_percent
 from gpushare.cli.console import notes, out
+from gpushare.cli.errors import AbsentError
 from gpushare.cli.gpus import read_nodes
 from gpushare.cli.last_reports import silence_notes
 from gpushare.cli.records import Format, FormatOption, emit
@@ -83,7 +92,10 @@ def gain(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Say what sharing gains now: summed progress against the GPUs in use, promises, and each namespace's part."""
+    """Say what sharing gains now: summed progress against the GPUs in use, promises, and each namespace's part.
+
+    Exit code 3 without a GPU.
+    """
     where = Where(None if every else namespace, kubeconfig, context)
     nodes, remarks = ask(where, read_nodes)
     for note in (*remarks, *silence_notes(nodes)):
@@ -91,6 +103,9 @@ def gain(
     found = gain_of(nodes, where.namespace)
     if output.is_data:
         emit(as_record(found), output)
+    if not found.gpus:
+        raise AbsentError(NO_GPUS)
+    if output.is_data:
         return
     console = out()
     for sentence in sentences(found):

@@ -18,6 +18,7 @@ from gpushare.cli.access import (
 )
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, show, whole_percent
 from gpushare.cli.console import notes, out
+from gpushare.cli.errors import AbsentError
 from gpushare.cli.last_reports import heard
 from gpushare.cli.records import Format, FormatOption, emit
 from gpushare.core.api import SHARES_PER_GPU, ConditionStatus, GpuNode, GpuStatus, names
@@ -137,7 +138,7 @@ async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
 def gpus(
     output: FormatOption = Format.TABLE, kubeconfig: KubeconfigOption = None, context: ContextOption = None
 ) -> None:
-    """List the GPUs that gpushare manages, what is free on each, and how busy it is."""
+    """List the GPUs that gpushare manages, what is free on each, and how busy it is. Exit code 3 without a GPU."""
     nodes, remarks = ask(Where(None, kubeconfig, context), read_nodes)
     for note in remarks:
         notes().print(note)
@@ -146,9 +147,9 @@ def gpus(
     found = gpu_rows(nodes)
     if output.is_data:
         emit([asdict(row) for row in found], output)
-        return
     if not found:
-        out().print(NO_GPUS)
+        raise AbsentError(NO_GPUS)
+    if output.is_data:
         return
     show(out(), COLUMNS, found, wide=output is Format.WIDE, style=lambda row: "red" if row.trouble else "")
     for row in found:
