@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakecluster import HttpApiServer, kubeconfig, pod_object
 
 from gpushare.core.api import names
+from gpushare.kube.fake import ObjectStore
 
 Call = Callable[..., tuple[int, str, str]]
 COMMANDS = ("top", "pods", "gpus", "gain", "explain", "profile show", "snapshot", "plan")
@@ -97,6 +99,29 @@ def test_what_may_be_given_instead_of_a_cluster_that_is_away_is_a_sentence_of_it
     gone(busy)
     _, _, err = call(*words["plan"])
     assert err.endswith("is this the right cluster (--context), and is it up? Or give --snapshot or --nodes\n")
+
+
+@pytest.mark.parametrize("item", [3, None, {}, {"metadata": 3}], ids=json.dumps)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_list_whose_items_are_no_objects_is_no_api_servers(
+    busy: HttpApiServer,
+    call: Call,
+    words: dict[str, tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    item: Any,
+) -> None:
+    """Before: status 70, which means a defect of ours."""
+    respond = ObjectStore.respond
+
+    def malformed(store: ObjectStore, method: str, *rest: Any) -> Any:
+        found = respond(store, method, *rest)
+        return {**found, "items": [item]} if "items" in found else found
+
+    monkeypatch.setattr(ObjectStore, "respond", malformed)
+    code, out, err = call(*words[command])
+    assert (code, out, err.count("\n")) == (5, "", 1), err
+    assert "what answers is no API server" in err
 
 
 @pytest.mark.parametrize("command", ["gpus", "gain", "snapshot"])

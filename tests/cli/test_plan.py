@@ -188,6 +188,10 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
         ("a: [", "is not YAML"),
         ("- 1", "a document is not a Kubernetes object"),
         ("kind: Pod\nmetadata: {name: x}\nspec: {}", "holds no pod with the annotation"),
+        (
+            "kind: CronJob\nmetadata: {name: x}\nspec: {jobTemplate: {spec: [3]}}",
+            "holds no pod with the annotation",
+        ),
         ("kind: Pod\nmetadata: {name: x, annotations: 3}\nspec: {}", "pod x: "),
         (
             "kind: Job\nmetadata: {name: x}\nspec: {template: {metadata: 3}}",

@@ -121,6 +121,13 @@ async def test_an_answer_that_is_no_list_is_never_an_empty_one(api, server, text
         await api.list(PODS, lambda pod: pod)
 
 
+@pytest.mark.parametrize("item", ["3", "null", "[]", "{}", '{"metadata": 3}', '{"metadata": {"name": 3}}'])
+async def test_an_item_that_is_no_object_is_no_api_servers(api, server, item):
+    server.list = lambda _: web.Response(text=f'{{"items": [{item}]}}', content_type="application/json")
+    with pytest.raises(Retryable, match="a list whose items are no objects with a name"):
+        await api.list(PODS, lambda pod: pod)
+
+
 async def test_a_list_whose_items_are_null_is_empty(api, server):
     """As aggregated API servers write it."""
     server.list = lambda _: web.Response(text='{"metadata": {}, "items": null}', content_type="application/json")

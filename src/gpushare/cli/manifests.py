@@ -158,7 +158,9 @@ def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
         yield {"metadata": {**metadata, "name": name}, "spec": spec}
         return
     if isinstance(spec.get("jobTemplate"), Mapping):
-        spec = spec["jobTemplate"].get("spec") or {}
+        spec = spec["jobTemplate"].get("spec")
+        if not isinstance(spec, Mapping):
+            return
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return

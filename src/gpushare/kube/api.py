@@ -98,8 +98,15 @@ class Api:
             await transport.close()
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
-        """Return one object."""
-        return await self._call("GET", resource.path(namespace=namespace, name=name))
+        """Return one object.
+
+        Raises:
+            ApiError: as for every request; `Retryable` also for an answer that is no object.
+        """
+        found = await self._call("GET", resource.path(namespace=namespace, name=name))
+        if not _is_named_object(found):
+            raise _no_api_server("an object without a name")
+        return found
 
     async def versions_of(self, group: str) -> tuple[str, ...]:
         """Return the versions of an API group that the server serves; empty if it does not know the group."""
@@ -107,7 +114,10 @@ class Api:
             found = await self._call("GET", f"/apis/{quote(group, safe='')}")
         except NotFound:
             return ()
-        return tuple(str(each.get("version")) for each in found.get("versions") or ())
+        versions = found.get("versions") or ()
+        if not isinstance(versions, list | tuple) or not all(isinstance(each, dict) for each in versions):
+            raise _no_api_server("an API group without versions")
+        return tuple(str(each.get("version")) for each in versions)
 
     async def pages(
         self,
@@ -121,7 +131,7 @@ class Api:
         """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0 means one page.
 
         Raises:
-            ApiError: as for every request; `Retryable` also for an answer that is no list.
+            ApiError: as for every request; `Retryable` also for an answer that is no list of objects.
         """
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
         path = resource.path(namespace=namespace)
@@ -131,6 +141,8 @@ class Api:
             found, metadata = body.get("items", 0), body.get("metadata") or {}
             if not isinstance(found, list | None) or not isinstance(metadata, dict):
                 raise _no_api_server("a list without items")
+            if not all(map(_is_named_object, found or ())):
+                raise _no_api_server("a list whose items are no objects with a name")
             yield Page(found or [], str(metadata.get("resourceVersion") or ""))
             token = metadata.get("continue")
             if not token:
@@ -471,6 +483,12 @@ def _object(raw: bytes) -> Json:
     except orjson.JSONDecodeError as error:
         raise _no_api_server(str(error)) from error
     return body if isinstance(body, dict) else {}
+
+
+def _is_named_object(found: Any) -> bool:
+    """Return whether an answer is an object of the API: every one has a name."""
+    metadata = found.get("metadata") if isinstance(found, dict) else None
+    return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
 
 
 def _no_api_server(why: str) -> Retryable:
