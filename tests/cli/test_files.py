@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import check_writable, read_lines, read_text, write_whole
+from gpushare.cli.files import check_named, check_writable, read_lines, read_text, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -55,3 +55,20 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     table.write_bytes(b"\xef\xbb\xbfjob,workload\r\na,b\r\n")
     assert read_lines(table) == ["job,workload", "a,b"]
     assert read_text(table).startswith("job")
+
+
+def test_a_dash_is_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before: a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    check_writable(Path("-"))
+    write_whole(Path("-"), "längere\n")
+    assert capsys.readouterr() == ("längere\n", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_to_stay_after_the_command_is_no_standard_output(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a dataset has to have a name"):
+        check_named(Path("-"), "a dataset")
+    check_named(tmp_path / "-", "a dataset")

@@ -28,6 +28,34 @@ def trace(monkeypatch, gavel, tmp_path):
     return path
 
 
+def test_a_trace_that_goes_to_a_dash_is_standard_output(monkeypatch, gavel, trace, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert gpushare(monkeypatch, "sim", "trace", *gavel, "--jobs", 12, "--interarrival", 5, "-o", "-") == 0
+    assert capsys.readouterr() == (trace.read_text(), "")
+    assert [each.name for each in tmp_path.iterdir()] == [trace.name]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("compare", "-o", "-"), ("jobs", "--policy", "mps-uncapped", "--report", "-")],
+    ids=["compare", "jobs"],
+)
+def test_a_page_that_goes_to_a_dash_is_alone_on_standard_output(
+    monkeypatch, gavel, trace, capsys, tmp_path, words
+):
+    monkeypatch.chdir(tmp_path)
+    where = (*gavel, "--trace", trace, "--gpus", 3)
+    assert gpushare(monkeypatch, "sim", *words, *where, "--json") == 2
+    assert "both write to standard output" in capsys.readouterr().err
+    assert gpushare(monkeypatch, "sim", *words, *where) == 0
+    page, told = capsys.readouterr()
+    assert page.startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+    assert "mps-uncapped" in told
+    assert [each.name for each in tmp_path.iterdir()] == [trace.name]
+
+
 def test_one_policy_prints_json(monkeypatch, gavel, trace, capsys):
     code = gpushare(
         monkeypatch, "sim", "jobs", *gavel, "--trace", trace, "--gpus", 3, "--policy", "fifo", "--json"

@@ -29,6 +29,13 @@ WRONG = {
     "plan": "missing option '--pods'; see {} plan --help",
     "report --since": "option '--since' requires an argument; see {} report --help",
     "sim jobs --trace": "option '--trace' requires an argument; see {} sim jobs --help",
+    "snapshot -o -": (
+        "a snapshot's folder has to have a name and cannot be written to standard output: name another than -"
+    ),
+    "calibrate -o -": (
+        "a dataset, which is resumed, has to have a name and cannot be written to standard output: "
+        "name another than -"
+    ),
     "explain web gain": "got unexpected extra argument(s) (gain); see {} explain --help",
     "gain now": "got unexpected extra argument(s) (now); see {} gain --help",
     "nonsense": "no such command 'nonsense'; see {} --help",

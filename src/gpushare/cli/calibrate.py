@@ -17,7 +17,7 @@ from rich.progress import (
 
 from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import check_writable
+from gpushare.cli.files import check_named, check_writable
 from gpushare.cli.interference import fit
 from gpushare.research.calibration.run import CalibrationOrder, plan_of
 from gpushare.research.calibration.run import calibrate as measure
@@ -66,8 +66,9 @@ def calibrate(
     """
     if dcgm_url and not re.match(r"https?://[^/]", dcgm_url):
         raise UsageError(f'--dcgm-url "{dcgm_url}" is no address; write it as http://127.0.0.1:9400/metrics')
-    for file in (output, model):
+    for file, what in ((output, "a dataset, which is resumed,"), (model, "a model for the chart")):
         if file is not None:
+            check_named(file, what)
             check_writable(file)
     order = CalibrationOrder(
         phases,

@@ -1,9 +1,12 @@
 """The consoles for tables, notes and progress bars."""
 
 import shutil
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+
+from gpushare.cli.files import is_standard_output
 
 _WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not truncated
 
@@ -32,6 +35,11 @@ def out() -> Console:
         size = shutil.get_terminal_size()
         return _Output(width=size.columns, height=size.lines, markup=False, emoji=False)
     return console
+
+
+def beside(file: Path) -> Console:
+    """Return where to print what a command says beside a file: not standard output if that is the file."""
+    return notes() if is_standard_output(file) else out()
 
 
 def notes() -> Console:

@@ -4,8 +4,13 @@ import errno
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
+
+import typer
 
 from gpushare.cli.errors import UsageError
+
+_STANDARD_OUTPUT: Final = Path("-")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -31,12 +36,40 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def check_writable(path: Path) -> None:
-    """Check early that a file can be written, before minutes of work; write nothing.
+def is_standard_output(path: Path) -> bool:
+    """Return whether a file's name is a dash, which stands for standard output."""
+    return path == _STANDARD_OUTPUT
+
+
+def check_named(path: Path, what: str) -> None:
+    """Refuse standard output for something that has to stay after the command.
+
+    Args:
+        what: "a dataset", for example.
 
     Raises:
-        UsageError: its folder is missing or not writable, or it is a folder itself.
+        UsageError: the name is a dash.
     """
+    if is_standard_output(path):
+        raise UsageError(
+            f"{what} has to have a name and cannot be written to standard output: name another than -"
+        )
+
+
+def check_writable(path: Path, *, as_json: bool = False) -> None:
+    """Check early that a file can be written, before minutes of work; write nothing.
+
+    Args:
+        as_json: whether the command prints JSON to standard output beside it.
+
+    Raises:
+        UsageError: its folder is missing or not writable, or it is a folder itself; or it is standard output,
+            where JSON is to go.
+    """
+    if is_standard_output(path):
+        if as_json:
+            raise UsageError("- and --json would both write to standard output: give the file a name")
+        return
     try:  # the questions themselves fail in a folder that may not be entered
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -53,9 +86,14 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically, through a temporary one beside it; devices, pipes and links are written in place.
 
+    A dash is standard output.
+
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.
     """
+    if is_standard_output(path):
+        typer.echo(text.encode(), nl=False)
+        return
     temporary = ""
     try:
         if _is_written_through(path):

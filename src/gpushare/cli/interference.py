@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gpushare.cli.console import bars, out
+from gpushare.cli.console import bars, beside, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.core.api import JobClass
@@ -65,7 +65,9 @@ def _bar(text: str) -> Progress:
 
 def fit(
     dataset: Annotated[Path, typer.Argument(help="A colocation dataset v1 (JSON Lines).")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the model artefact.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the model artefact; - for standard output.")
+    ],
     seed: Annotated[
         int, typer.Option(min=0, help="The same dataset and seed give the same artefact, bit for bit.")
     ] = 1,
@@ -90,7 +92,7 @@ def fit(
     except ArtefactError as error:
         raise UsageError(f"{dataset}: what was fitted to it is of no use, nothing is written: {error}") from error
     write_whole(output, text + "\n")
-    console = out()
+    console = beside(output)
     console.print(
         f"{output}: fitted to {model.provenance['shared_runs']} shared runs of "
         f"{model.provenance['workloads']} workloads on {model.gpu_model}, seed {seed}"

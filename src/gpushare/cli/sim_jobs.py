@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import bars, notes, out
+from gpushare.cli.console import bars, beside, notes, out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import check_writable, read_lines, write_whole
+from gpushare.cli.files import check_writable, is_standard_output, read_lines, write_whole
 from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.report.simulated import JobRecorder
 from gpushare.cli.report.usage_page import render_usage
@@ -138,7 +139,9 @@ def jobs_command(
     page: Annotated[
         Path | None,
         typer.Option(
-            "--report", help="write the page that gpushare report makes of a cluster, of this simulation"
+            "--report",
+            help="write the page that gpushare report makes of a cluster, of this simulation; - for standard "
+            "output",
         ),
     ] = None,
 ) -> None:
@@ -195,7 +198,7 @@ def _one_policy(
     if policy not in POLICIES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
     if page is not None:
-        check_writable(page)
+        check_writable(page, as_json=as_json)
     jobs = _read_jobs(trace)
     truth = read_truth()
     recorder = JobRecorder(jobs)
@@ -208,14 +211,16 @@ def _one_policy(
     if as_json:
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, **asdict(reports[0])}))
     else:
-        _print(reports, gpus)
+        _print(reports, gpus, out() if page is None else beside(page))
 
 
 def compare_command(
     trace: TraceFile,
     colocation: ColocationFile,
     gpus: GpuCount,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML report")] = Path("compare.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML report; - for standard output")] = Path(
+        "compare.html"
+    ),
     solo: SoloFile = None,
     gpu: GpuName = None,
     gpu_memory: GpuMemory = None,
@@ -224,7 +229,7 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a trace under every policy and write one HTML page with plots that needs nothing beside itself."""
-    check_writable(output)
+    check_writable(output, as_json=as_json)
     jobs = _read_jobs(trace)
     truth = _read_truth(colocation, solo, gpu, time_slicing, seed, gpu_memory)
     outcomes = _run(jobs, gpus, list(POLICIES), truth, seed, source=trace, skip_impossible=True)
@@ -235,13 +240,14 @@ def compare_command(
     if as_json:
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, "results": [asdict(each) for each in reports]}))
     else:
-        _print(reports, gpus)
-        notes().print(f"report: {output}")
+        _print(reports, gpus, beside(output))
+        if not is_standard_output(output):
+            notes().print(f"report: {output}")
 
 
 def trace_command(
     colocation: ColocationFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the CSV to write")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the CSV to write; - for standard output")],
     jobs: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many jobs")] = 200,
     interarrival: Annotated[
         float, typer.Option(min=0.0, max=_MOST_MEAN, help="mean seconds between arrivals; 0: all at once")
@@ -353,7 +359,7 @@ def _run(
     return outcomes
 
 
-def _print(reports: list[Report], gpus: int) -> None:
+def _print(reports: list[Report], gpus: int, console: Console) -> None:
     table = Table(title=f"{reports[0].jobs} jobs on {gpus} GPUs" if reports else "no policy ran")
     table.add_column("policy", no_wrap=True)
     columns = (
@@ -386,4 +392,4 @@ def _print(reports: list[Report], gpus: int) -> None:
             str(r.retractions),
             "-" if r.modelled_ratio is None else f"{r.modelled_ratio:.0%}",
         )
-    out().print(table)
+    console.print(table)

@@ -13,7 +13,7 @@ import typer
 from gpushare.cli.access import EXPLAINER, NO_GPUS, Where, ask
 from gpushare.cli.console import notes
 from gpushare.cli.errors import AbsentError, UsageError
-from gpushare.cli.files import read_text, write_whole
+from gpushare.cli.files import check_named, read_text, write_whole
 from gpushare.cli.live import Objects, cluster_of, read_objects
 from gpushare.sim.openb import fits_format, format_nodes, format_pods
 
@@ -34,6 +34,7 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Write a live cluster into files: settings, models, nodes, GPUs, GpuShares and pods, without secrets."""
+    check_named(output, "a snapshot's folder")
     objects = ask(Where(None, kubeconfig, context), read_objects, role=EXPLAINER)
     cluster = cluster_of(objects)
     remarks = (*cluster.notes, *save(objects, output))

@@ -12,7 +12,7 @@ import typer
 
 from gpushare.cli.console import notes
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import check_writable, read_text, write_whole
+from gpushare.cli.files import check_writable, is_standard_output, read_text, write_whole
 from gpushare.cli.report.moment import usage_of
 from gpushare.cli.report.prometheus import PrometheusSpan, read_prometheus
 from gpushare.cli.report.usage import (
@@ -51,7 +51,9 @@ def report(
     token_file: Annotated[
         Path | None, typer.Option(help="file with a bearer token, where Prometheus asks for one")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML page")] = Path("gpushare-report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML page; - for standard output")] = Path(
+        "gpushare-report.html"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON, all rows of them")] = False,
 ) -> None:
     """Write what the GPUs did, what sharing gained, whether promises were kept, and who used what."""
@@ -60,7 +62,7 @@ def report(
             "say where the figures come from: --prometheus http://ADDRESS:9090 (or GPUSHARE_PROMETHEUS), "
             "or --snapshot FOLDER, one of them"
         )
-    check_writable(output)
+    check_writable(output, as_json=as_json)
     if snapshot is not None:
         objects = read_snapshot(snapshot)
         with believing(snapshot):
@@ -87,7 +89,7 @@ def report(
     write_whole(output, page)
     if as_json:
         typer.echo(json.dumps(figures))
-    else:
+    elif not is_standard_output(output):
         notes().print(f"report: {output}")
 
 
