@@ -61,6 +61,18 @@ def test_pods_that_name_memory_need_nodes_that_say_how_much_they_have(
     assert code == 0
 
 
+def test_where_the_memory_of_a_gpu_is_not_known_neither_is_the_pods(
+    folder: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Before: 0, as if the pod might use none."""
+    (folder / "first.yaml").write_text(POD.format(memory=""))
+    words = ["plan", "--json", "--pods", "first.yaml", "--nodes"]
+    code, out, _ = call(monkeypatch, capsys, *words, "nodes.csv")
+    assert (code, json.loads(out)["pods"][0]["memory_mib"]) == (0, None)
+    code, out, _ = call(monkeypatch, capsys, *words, "sized.csv")
+    assert (code, json.loads(out)["pods"][0]["memory_mib"] > 0) == (0, True)
+
+
 def test_a_manifest_that_names_memory_needs_it_too(folder: Path, monkeypatch: Any, capsys: Any) -> None:
     (folder / "first.yaml").write_text(POD.format(memory=", gpushare.io/memory: 8Gi"))
     words = ["plan", "--json", "--pods", "first.yaml", "--nodes"]

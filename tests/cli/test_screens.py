@@ -11,7 +11,7 @@ from fakecluster import HttpApiServer, check_screen, pod_object
 from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
 from gpushare.cli.top_screen import Quit, ScreenLine, View, pressed, screen
-from gpushare.core.api import GpuNode
+from gpushare.core.api import GpuNode, names
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
@@ -181,6 +181,19 @@ def test_a_gpu_that_an_agent_cannot_read_is_named(cluster: HttpApiServer, call: 
     code, out, err = call("gpus")
     assert (code, out, err.splitlines()[0]) == (3, "", "node-a: GPU 3 cannot be read")
     assert "no node has a GPU" in err
+
+
+def test_memory_that_is_not_known_is_null_and_a_dash(cluster: HttpApiServer, call: Call) -> None:
+    """Before: 0, and a GPU of 0Mi."""
+    offered = {"cpu": "64", "memory": "256Gi", names.SHARE_RESOURCE: "100"}
+    cluster.put(NODES, {"metadata": {"name": "a"}, "status": {"allocatable": offered}})
+    cluster.put(GPUNODES, {"metadata": {"name": "a"}, "status": {"gpus": [{"uuid": "GPU-0", "index": 0}]}})
+    cluster.put(PODS, pod_object("late", "u1"))
+    assert [row["memory_mib"] for row in json.loads(call("gpus", "-o", "json")[1])] == [None]
+    assert "0Mi" not in call("gpus", "-o", "wide")[1]
+    code, told, err = call("explain", "late", "-o", "json")
+    assert code == 0, err
+    assert json.loads(told)["now"]["memory_mib"] is None
 
 
 def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: HttpApiServer, call: Call) -> None:

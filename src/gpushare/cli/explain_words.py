@@ -152,6 +152,8 @@ def as_record(found: PodAccount, facts: PodFacts) -> dict[str, Any]:
     for place in (record["placed"], record["now"]):
         if place is not None and place.get("probation") is not None:
             place["probation"] = {"until": place["probation"]["until"]}
+        if place is not None and "memory_mib" in place:  # `now` may be a rejection
+            place["memory_mib"] = place["memory_mib"] or None
     record["request"] = {
         "pod": found.request.pod_uid,
         "is_auto": found.request.is_auto,

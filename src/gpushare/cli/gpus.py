@@ -53,7 +53,7 @@ class GpuRow:
     used_percent: int
     free_percent: int
     clients: int
-    memory_mib: int
+    memory_mib: int | None
     memory_used_mib: int | None
     sm_ratio: float | None
     dram_ratio: float | None
@@ -101,7 +101,7 @@ def _row(node: GpuNode, gpu: GpuStatus) -> GpuRow:
         used_percent=used,
         free_percent=max(SHARES_PER_GPU - used, 0) if gpu.health is Health.HEALTHY else 0,
         clients=gpu.mps.clients,
-        memory_mib=gpu.memory_mib,
+        memory_mib=gpu.memory_mib or None,
         memory_used_mib=gpu.memory_used_mib,
         sm_ratio=gpu.utilization.sm if gpu.utilization else None,
         dram_ratio=gpu.utilization.dram if gpu.utilization else None,

@@ -73,7 +73,7 @@ class Line:
             found |= {
                 "node": self.decided.node,
                 "gpus": list(self.decided.gpu_uuids),
-                "memory_mib": self.decided.memory_mib,
+                "memory_mib": self.decided.memory_mib or (None if self.decided.gpu_uuids else 0),
                 "thread_percentage": self.decided.thread_percentage,
             }
         found["fits_on"] = self.fits_on
