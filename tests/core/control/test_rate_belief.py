@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass, PodSeries, RateSlo
-from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
+from gpushare.core.control import (
+    FREE,
+    GpuWatch,
+    WatchActions,
+    WatchedTenant,
+    WatchReason,
+    WatchSettings,
+    WatchWindow,
+    watch,
+)
 from gpushare.core.control.rate_belief import CLIP_ERRORS, IMPLAUSIBLE_SECONDS, RateBelief, believed
 from gpushare.core.control.rate_reading import RateSign, rate_sign, read_target
 from gpushare.core.control.slo_reading import (
@@ -317,6 +326,39 @@ def test_a_report_that_stays_impossible_is_not_used_and_neighbours_get_their_tim
     assert plant.belief.is_implausible, "not at once"
     plant.run(60)
     assert not plant.belief.is_implausible
+
+
+def test_who_was_not_believed_is_heard_again_after_an_hour_in_which_counters_decide_nothing():
+    """Before: for as long as they decide nothing, so that an honest pod was never believed again."""
+    plant = Plant({"a": 0.1}, lie=lambda _: 0.1 * ALONE_RATE).run(160)
+    assert plant.belief.is_implausible
+    plant.lie, plant.predicted_error = None, 0.01
+    plant.run(int(GIVEN_UP_SECONDS) - 90)
+    assert plant.belief.is_implausible, "not within the hour, whatever it says: nothing confirms it"
+    plant.run(180)
+    assert not plant.belief.is_implausible
+    assert plant.shown[-1].by_report
+    assert not any(actions.retract for actions in plant.seen)
+
+
+def _is_throttling(actions: WatchActions) -> bool:
+    return bool(actions.duties)
+
+
+def test_a_liar_that_is_heard_again_costs_what_it_costs_at_first():
+    """A try of less than a minute, since nothing that its neighbours give brings it nearer to its target."""
+    plant = Plant({"a": 0.1}, lie=lambda _: 0.1 * ALONE_RATE).run(160)
+    plant.predicted_error = 0.01
+    plant.run(int(GIVEN_UP_SECONDS) - 60)
+    assert plant.belief.is_implausible
+    plant.seen.clear()
+    plant.run(600)
+    first = Plant({"a": 0.1}, lie=plant.lie, predicted_error=0.01).run(600)
+    assert 0 < sum(map(_is_throttling, plant.seen)) <= sum(map(_is_throttling, first.seen)) < 60
+    assert not any(actions.retract for actions in plant.seen)
+    plant.predicted_error = None
+    plant.run(int(IMPLAUSIBLE_SECONDS) + 10)
+    assert plant.belief.is_implausible, "a minute in which counters decide suffices again"
 
 
 def test_a_target_that_the_pod_does_not_reach_alone_is_given_up_for_an_hour():

@@ -20,7 +20,8 @@ from gpushare.core.control.window import WatchedTenant, WatchSettings
 CLIP_ERRORS: Final = 3.0
 """Errors of the inferred progress that a report may differ by: 1 in 370 honest ones differs by more."""
 IMPLAUSIBLE_SECONDS: Final = 60.0
-"""After this long outside, a report is not used until it was inside for as long."""
+"""After this long outside, a report is not used until it was inside for as long, or until nothing has shown it
+outside for an hour (`GIVEN_UP_SECONDS`), as where the counters decide nothing any more."""
 RATIO_SECONDS: Final = 90.0
 """Between two reports the inferred progress is corrected by what the last one showed, for so long: a query's value
 covers a minute, so that the first one after a change comes later than that."""
@@ -45,7 +46,8 @@ class RateBelief:
         is_used: whether the last window's progress was a report, or corrected by one.
         outside_seconds: how long reports lay outside of what the counters leave possible, up to the longest.
         is_implausible: whether they are not used for that.
-        claimed, lowest, highest: the last report that lay outside, and what was possible; progress.
+        claimed, lowest, highest: the last report that lay outside, and what was possible; progress. outside_at:
+            when that was.
         first_ratio: its rate by the target when neighbours first gave time for it.
         tried_seconds: for how long they have, in windows that show it still short.
         has_helped: whether its rate rose by a quarter since, or by half of what was missing.
@@ -66,6 +68,7 @@ class RateBelief:
     claimed: float = 0.0
     lowest: float = 0.0
     highest: float = 0.0
+    outside_at: float = float("-inf")
     first_ratio: float | None = None
     tried_seconds: float = 0.0
     has_helped: bool = True
@@ -112,6 +115,8 @@ def believed(
         belief = replace(belief, first_ratio=None, tried_seconds=0.0, given_up_at=float("-inf"))
     elapsed = max(0.0, min(_LONGEST_GAP_SECONDS, now - belief.heard_at))
     belief = replace(belief, beside=frozenset(beside), heard_at=now)
+    if belief.is_implausible and now - belief.outside_at >= GIVEN_UP_SECONDS:
+        belief = replace(belief, is_implausible=False, outside_seconds=0.0)
     window = sign.since(since, now) if sign is not None and tenant.active else None
     if belief.is_first and sign is not None and sign.has_stopped:
         belief = replace(belief, factor=None)  # the window may have shown a part of the pause
@@ -123,7 +128,9 @@ def believed(
         found = _corrected(belief, tenant, now, predicted_error)
     else:
         made, error = tenant.promise * ratio, window.error_ratio
-        belief, found = _clipped(belief, tenant, made, error, elapsed=elapsed, predicted_error=predicted_error)
+        belief, found = _clipped(
+            belief, tenant, made, error, now, elapsed=elapsed, predicted_error=predicted_error
+        )
         progress, error = found.progress or 0.0, found.error or 0.0
         if not belief.is_given_up(now):
             short = progress + settings.confidence * max(error, LEAST_ERROR) < tenant.promise
@@ -212,6 +219,7 @@ def _clipped(
     tenant: WatchedTenant,
     reported: float,
     error_ratio: float,
+    now: float,
     *,
     elapsed: float,
     predicted_error: float | None,
@@ -219,7 +227,7 @@ def _clipped(
     """Return the state, and the tenant with the reported progress within what the counters leave possible."""
     lowest, highest = _possible(tenant, predicted_error)
     if highest < math.inf:
-        belief = _compared(belief, reported, lowest, highest, elapsed)
+        belief = _compared(belief, reported, now, elapsed=elapsed, lowest=lowest, highest=highest)
     progress = min(reported, _most(tenant))
     error = progress * error_ratio
     if not lowest <= reported <= highest:
@@ -232,7 +240,9 @@ def _most(tenant: WatchedTenant) -> float:
     return max(_MOST_PROGRESS, tenant.progress or 0.0)
 
 
-def _compared(belief: RateBelief, progress: float, lowest: float, highest: float, elapsed: float) -> RateBelief:
+def _compared(
+    belief: RateBelief, progress: float, now: float, *, elapsed: float, lowest: float, highest: float
+) -> RateBelief:
     """Return the state after a report was compared with what the counters leave possible."""
     if lowest <= progress <= highest:
         seconds = max(0.0, belief.outside_seconds - elapsed)
@@ -246,6 +256,7 @@ def _compared(belief: RateBelief, progress: float, lowest: float, highest: float
         claimed=progress,
         lowest=lowest,
         highest=highest,
+        outside_at=now,
     )
 
 
