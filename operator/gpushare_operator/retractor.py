@@ -1,13 +1,14 @@
 """Carry out retractions: core plans each step; this writes it to the GpuShare, evicts the pod, and writes events.
 
 The intent is in the GpuShare before the pod is evicted, so a retraction is neither lost nor done twice when the
-operator is killed in between (docs/adr/0124).
+operator is killed in between (docs/adr/0124). So is the count of a replacement, after which its group is paused.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Final
@@ -60,6 +61,15 @@ pause after it and a full minute of evictions take less, one after the other."""
 _ACCEPTED_SECONDS: Final = 60.0
 _BUDGET_CAUSE: Final = "DisruptionBudget"  # of a Status; a server that is busy answers 429 too
 _WAITS: Final = "WaitsForLong"
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplacementIntent:
+    """A replacement that its GpuShare counts before the pod is evicted; `before` is the count without it."""
+
+    pod_uid: str
+    before: GroupReplacements | None
+    counted: GroupReplacements
 
 
 class _EvictionOutcome(Enum):
@@ -135,6 +145,7 @@ class Retractor:
         self._names: dict[str, str] = {}
         self._waits_since: dict[str, tuple[float, float]] = {}  # by the wall clock, and by the monotonic one
         self._replaced: dict[str, float] = {}
+        self._intents: dict[ShareKey, _ReplacementIntent] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -205,6 +216,7 @@ class Retractor:
         self, asks: Mapping[str, ReplacementAsk], situation: RetractionSituation, now: float
     ) -> ReplacementPlan:
         self._replaced = {uid: at for uid, at in self._replaced.items() if 0.0 <= now - at < _ACCEPTED_SECONDS}
+        self._keep_intents(asks)
         gpus = {ask.gpu for ask in asks.values()}
         residents = self._residents(gpus)
         self._last_left |= _left_now(residents, now)
@@ -213,7 +225,7 @@ class Retractor:
         evicted = {one.pod_uid: one.at for one in records} | self._accepted | self._replaced
         intended = {one.gpu for history in situation.records.values() for one in history if one.is_intent}
         return control.plan_replacement(
-            [ask for ask in asks.values() if ask.gpu not in intended],
+            [ask for ask in asks.values() if ask.gpu not in intended and self._is_next(ask.pod_uid)],
             residents,
             Replacements(
                 self._lately_replaced(asks, now),
@@ -245,27 +257,64 @@ class Retractor:
         return refused
 
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
-        """Evict a pod in trouble, so that its controller creates another."""
-        pod = self._world.pods.get(uid)
-        outcome = await self._try_to_evict(pod) if pod is not None else _EvictionOutcome.REFUSED
-        if pod is None or outcome is _EvictionOutcome.REFUSED:
+        """Evict a pod in trouble, so that its controller creates another, once its GpuShare counts that."""
+        pod, key = self._world.pods.get(uid), self._world.share_of_pod(uid)
+        share = self._world.shares.get(key) if key is not None else None
+        if pod is None or key is None or share is None:
+            return
+        if (intent := self._intents.get(key)) is None:
+            count, at = control.count_replacement(self._lately_replaced([uid], now).get(str(key)), now)
+            intent = _ReplacementIntent(uid, self._world.replacements_of(key), GroupReplacements(count, _text(at)))
+            self._intents[key] = intent
+            self._world.count_replacements(key, intent.counted)
+        if share.status.replacements != intent.counted:
+            return  # not written yet
+        outcome = await self._try_to_evict(pod)
+        if outcome is _EvictionOutcome.REFUSED:
             return
         self._replaced[uid] = now
+        del self._intents[key]
         if outcome is _EvictionOutcome.GONE:
+            self._world.count_replacements(key, intent.before)
             return
-        if (key := self._world.share_of_pod(uid)) is not None:
-            count, at = control.count_replacement(self._lately_replaced([uid], now).get(str(key)), now)
-            self._world.count_replacements(key, GroupReplacements(count, _text(at)))
+        if now - unix_seconds(intent.counted.at) >= TOLD_AFTER_SECONDS:  # a budget refused it until now
+            self._world.count_replacements(key, GroupReplacements(intent.counted.count, _text(now)))
         self._metrics.replacements.labels(ask.kind.value).inc()
         _log.info("evicted pod %s, so that another is made in its place: %s", pod.key, ask.reason)
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Replaced", f"evicted so that another is made in its place: {ask.reason}")
 
+    def _keep_intents(self, asks: Mapping[str, ReplacementAsk]) -> None:
+        """Forget intents that the GpuShare has lost, and those whose pod needs no replacement any more.
+
+        A pod that stays is not counted; one that leaves may have been evicted by a request that seemed to fail.
+        """
+        for key, intent in list(self._intents.items()):
+            is_counted = self._world.replacements_of(key) == intent.counted
+            if is_counted and intent.pod_uid in asks and self._world.share_of_pod(intent.pod_uid) == key:
+                continue
+            del self._intents[key]
+            pod = self._world.pods.get(intent.pod_uid)
+            if is_counted and pod is not None and not pod.leaving:
+                self._world.count_replacements(key, intent.before)
+
+    def _is_next(self, uid: str) -> bool:
+        """Return whether no other pod of its group is about to be replaced."""
+        key = self._world.share_of_pod(uid)
+        intent = self._intents.get(key) if key is not None else None
+        return intent is None or intent.pod_uid == uid
+
     def _lately_replaced(self, uids: Iterable[str], now: float) -> dict[str, tuple[int, float]]:
-        """Return for these pods' GpuShares how many pods in trouble were replaced, and when the last one was."""
+        """Return for these pods' GpuShares how many pods in trouble were replaced, and when the last one was.
+
+        One that is only intended is not counted.
+        """
         found: dict[str, tuple[int, float]] = {}
         for key in {self._world.share_of_pod(uid) for uid in uids}:
-            replacements = self._world.replacements_of(key) if key is not None else None
+            if key is None:
+                continue
+            intent = self._intents.get(key)
+            replacements = self._world.replacements_of(key) if intent is None else intent.before
             if (kept := control.lately_replaced(replacements, now, unix_seconds)) is not None:
                 found[str(key)] = kept.count, unix_seconds(kept.at)
         return found

@@ -94,7 +94,7 @@ class ClusterView:
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
         self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
         self._ended: dict[ShareKey, tuple[NeighboursEnded, ...]] = {}  # not written yet
-        self._replacements: dict[ShareKey, GroupReplacements] = {}  # not written yet
+        self._replacements: dict[ShareKey, GroupReplacements | None] = {}  # not written yet
         self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last deleted pods, by uid
 
     def _was_set(self) -> float:
@@ -184,8 +184,8 @@ class ClusterView:
         share = self.shares.get(key)
         return self._replacements.get(key, share.status.replacements if share is not None else None)
 
-    def count_replacements(self, key: ShareKey, replacements: GroupReplacements) -> None:
-        """Let a GpuShare's status hold how often its pods in trouble were replaced."""
+    def count_replacements(self, key: ShareKey, replacements: GroupReplacements | None) -> None:
+        """Let a GpuShare's status hold how often its pods in trouble were replaced; None if never lately."""
         if key in self.shares:
             self._replacements[key] = replacements
             self._touched(key)

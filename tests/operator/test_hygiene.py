@@ -113,6 +113,80 @@ async def test_a_group_that_was_replaced_waits_after_a_restart_of_the_operator_t
         await bench.settle(5)
 
 
+class KilledError(Exception):
+    """The operator is killed."""
+
+
+async def test_a_kill_right_after_an_eviction_forgets_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: the count was written after the eviction, so that the next pod was replaced without a pause."""
+    bench = await made(stalled=HygieneAction.REPLACE)
+    evict = bench.api.evict
+
+    async def evict_and_be_killed(name: str, *, namespace: str, uid: str | None = None) -> None:
+        await evict(name, namespace=namespace, uid=uid)
+        raise KilledError
+
+    monkeypatch.setattr(bench.api, "evict", evict_and_be_killed)
+    bench.troubles["uid-new"] = STALLED
+    with pytest.raises(KilledError):
+        await bench.settle(5)
+    monkeypatch.undo()
+    assert bench.api.evicted == ["new"]
+    bench.api.store.remove(PODS, "shop/new")
+    bench.pod("new")  # its successor is in trouble too
+    bench.start()
+    await bench.settle(290)
+    assert bench.share("new").status.replacements.count == 1
+    assert bench.api.evicted == ["new"], "not before its pause is over"
+    await bench.settle(20)
+    assert bench.api.evicted == ["new", "new"]
+    assert bench.share("new").status.replacements.count == 2
+
+
+@pytest.mark.parametrize("killed_after", range(5))
+async def test_a_kill_between_any_two_steps_of_a_replacement_ends_with_one_that_is_counted(
+    killed_after: int,
+) -> None:
+    """One that was about to be evicted is so after the pause of a replacement, which it counts as."""
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    for _ in range(killed_after):
+        bench.time += 1.0
+        bench.deliver()
+        await bench.retractor.step()
+        if killed_after % 2:  # killed before the status is written, or after
+            await bench.reconciler.step()
+    bench.start()
+    await bench.settle(310)
+    assert bench.api.evicted == ["new"]
+    assert bench.share("new").status.replacements.count in {1, 2}
+
+
+async def test_a_pod_that_recovers_before_its_eviction_is_not_counted() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=10)] * 99
+    await bench.settle(5)
+    assert bench.api.tried == 1
+    assert bench.share("new").status.replacements.count == 1
+    bench.troubles.clear()
+    await bench.settle(3)
+    assert bench.share("new").status.replacements is None
+
+
+async def test_a_group_is_paused_from_the_eviction_on_however_long_a_budget_refused_it() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    bench.api.errors = [Retryable(BUDGET, status=429, causes=CAUSES, retry_after_seconds=60)] * 9
+    await bench.settle(560)
+    assert bench.api.evicted == ["new"]
+    bench.api.store.remove(PODS, "shop/new")
+    bench.pod("new")
+    await bench.settle(200)
+    assert bench.api.evicted == ["new"], "the first try is longer ago than the pause, the eviction is not"
+    assert bench.share("new").status.replacements.count == 1
+
+
 async def test_a_disruption_budget_delays_a_replacement_and_a_condition_shows_it() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
