@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Tasks of a group that end by themselves, and the agent's, which are started again.
 WITH_AN_END = {
     "self.read(uuid, plan)",
-    "self._step(pod, room)",
+    "self._step(pods[uid], room)",
     "finish_handovers(self._copies, self._server_answered, self._ledger.has_heard)",
     "keep_running(name, run, self.state.counts.error)",
 }
