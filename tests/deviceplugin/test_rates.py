@@ -102,7 +102,7 @@ async def test_steps_that_are_missing_have_the_neighbour_throttled_though_the_co
         assert made.slo().met is ConditionStatus.TRUE
         assert made.slo().measured_per_second == pytest.approx(0.95 * ALONE_RATE, rel=0.03)
         made.makes = lambda: 0.95 - 0.3 * made.asked()["calm"]
-        await made.seconds(25)  # a sudden fall is used from its second reading on, and two have to be used
+        await made.seconds(20)
         assert made.asked()["calm"] < 1.0
         await made.seconds(60)
     assert made.makes() >= 0.74

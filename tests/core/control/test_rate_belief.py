@@ -267,17 +267,6 @@ def test_a_pod_without_a_profile_may_pause_too():
     assert found.progress == pytest.approx(0.1, rel=0.03)
 
 
-@pytest.mark.parametrize("predicted_error", [None, 0.01], ids=["decided", "undecided"])
-def test_one_low_reading_breaks_no_promise_and_two_do(predicted_error):
-    """Five windows show one reading. Before: the second of them found the promise broken, by one reading alone."""
-    for low_seconds, is_broken in ((READ_SECONDS, False), (3 * READ_SECONDS, True)):
-        plant = Plant({"a": 0.25}, predicted_error=predicted_error).run(100)
-        plant.lie = lambda plant, until=100 + low_seconds: ALONE_RATE * (0.45 if plant.now <= until else 0.55)
-        plant.run(40)
-        assert bool(plant.notes(WatchReason.PROMISE_BROKEN)) is is_broken
-        assert any(actions.duties for actions in plant.seen) is is_broken
-
-
 def test_a_fall_that_lasts_is_believed_from_the_third_reading():
     """Its neighbour takes more from second 100 on, which inference does not see."""
     plant = Plant({"a": 0.2}, alone=0.9).run(100)

@@ -6,7 +6,7 @@ from typing import Final
 
 from gpushare.core.control.relief import KnownTenants, relieved
 from gpushare.core.control.response import LEAST_ERROR
-from gpushare.core.control.watch_state import GpuWatch, TenantWatch
+from gpushare.core.control.watch_state import GpuWatch
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings, WatchWindow
 
 # Neighbours slow a tenant down but do not stop it: a tenant without any progress is asleep.
@@ -25,14 +25,6 @@ def is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
     """Return whether the tenant worked and its progress can be judged: a figure with an error and a promise."""
     figures = (tenant.progress, tenant.error, tenant.promise)
     return works(state, tenant) and all(figure is not None and 0 <= figure < math.inf for figure in figures)
-
-
-def is_repeated(state: GpuWatch, tenant: WatchedTenant) -> bool:
-    """Return whether the window shows a reading of the tenant's own rate that an earlier one has shown.
-
-    It says nothing new: an error of the reading would count as several that agree.
-    """
-    return tenant.reported_at is not None and tenant.reported_at <= state.tenants[tenant.uid].reported_at
 
 
 def known_tenants(state: GpuWatch, window: WatchWindow) -> KnownTenants:
@@ -57,21 +49,6 @@ def is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
         return True
     is_average_below = known.room(uid, known.duties) + doubt_of(known, uid, known.duties, settings) < 0
     return response.windows >= _AVERAGED_WINDOWS and is_average_below and tenant.progress < tenant.promise
-
-
-def hopeless_seconds(
-    known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
-) -> float:
-    """Return for how many seconds no known throttle could keep this tenant's promise.
-
-    Only windows that show the promise missed count, because the estimate may lag behind the measurements.
-    """
-    best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
-    if known.room(uid, best) + doubt_of(known, uid, best, settings) >= 0:
-        return max(0.0, record.hopeless_seconds - elapsed)
-    progress = known.tenants[uid].progress
-    is_missed = progress is not None and progress < known.tenants[uid].promise
-    return record.hopeless_seconds + (elapsed if is_missed else 0.0)
 
 
 def doubt_of(known: KnownTenants, uid: str, duties: Mapping[str, float], settings: WatchSettings) -> float:

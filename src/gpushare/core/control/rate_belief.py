@@ -121,13 +121,12 @@ def believed(
     if belief.is_first and sign is not None and sign.has_stopped:
         belief = replace(belief, factor=None)  # the window may have shown a part of the pause
     ratio = window.per_second / sign.target_per_second if sign is not None and window is not None else 0.0
-    is_query, reported_at = sign is not None and sign.asked is not None, None
+    is_query = sign is not None and sign.asked is not None
     if window is not None and not is_query:
         belief = _with_fall(belief, tenant, tenant.promise * ratio, window, now, since=since)
     if window is None or (belief.fell_at is not None and window.began_at <= belief.fell_at):
         found = _corrected(belief, tenant, now, predicted_error)
     else:
-        reported_at = window.ends_at
         made, error = tenant.promise * ratio, window.error_ratio
         belief, found = _clipped(
             belief, tenant, made, error, now, elapsed=elapsed, predicted_error=predicted_error
@@ -144,13 +143,7 @@ def believed(
     belief = replace(belief, is_used=is_used) if is_switched else belief
     by_report = is_used and not _is_surely_short(tenant, settings)
     in_vain = belief.tried_seconds > 0 and not belief.has_helped
-    return belief, replace(
-        found,
-        by_report=by_report,
-        reported_at=reported_at if is_used else None,
-        in_vain=in_vain,
-        is_anew=is_switched,
-    )
+    return belief, replace(found, by_report=by_report, in_vain=in_vain, is_anew=is_switched)
 
 
 def _is_surely_short(tenant: WatchedTenant, settings: WatchSettings) -> bool:

@@ -10,11 +10,10 @@ from typing import Final
 
 from gpushare.core.control.freeze_turns import presence
 from gpushare.core.control.judgement import (
-    hopeless_seconds,
+    doubt_of,
     is_below,
     is_by_neighbours,
     is_known,
-    is_repeated,
     known_tenants,
     throttled,
     works,
@@ -26,6 +25,7 @@ from gpushare.core.control.relief import (
     may_be_throttled,
     may_leave,
     newest,
+    relieved,
 )
 from gpushare.core.control.response import Response
 from gpushare.core.control.slo_reading import SloSign
@@ -270,23 +270,34 @@ def _judged(
         is_short = is_below(known, uid, settings)
         is_kept = not is_short and known.room(uid, known.duties) >= 0
         below, kept = (record.below + 1 if is_short else 0), (record.kept + 1 if is_kept else 0)
-        tenant = known.tenants[uid]
-        if is_repeated(state, tenant):
-            below, kept = record.below, record.kept
         is_broken = below >= settings.windows_to_act or (record.is_broken and kept < settings.windows_to_act)
         tenants[uid] = replace(
             record,
             below=below,
             kept=kept,
             is_broken=is_broken,
-            reported_at=record.reported_at if tenant.reported_at is None else tenant.reported_at,
             broken_seconds=record.broken_seconds + elapsed if is_broken else 0.0,
-            hopeless_seconds=hopeless_seconds(known, uid, record, elapsed, settings) if is_broken else 0.0,
+            hopeless_seconds=_hopeless(known, uid, record, elapsed, settings) if is_broken else 0.0,
         )
         if is_broken != record.is_broken:
             reason = WatchReason.PROMISE_BROKEN if is_broken else WatchReason.PROMISE_KEPT
             notes.append(WatchNote(uid, reason, _figures(known, uid)))
     return replace(state, tenants=tenants), notes
+
+
+def _hopeless(
+    known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
+) -> float:
+    """Return for how many seconds no known throttle could keep this tenant's promise.
+
+    Only windows that show the promise missed count, because the estimate may lag behind the measurements.
+    """
+    best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
+    if known.room(uid, best) + doubt_of(known, uid, best, settings) >= 0:
+        return max(0.0, record.hopeless_seconds - elapsed)
+    progress = known.tenants[uid].progress
+    is_missed = progress is not None and progress < known.tenants[uid].promise
+    return record.hopeless_seconds + (elapsed if is_missed else 0.0)
 
 
 def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:

@@ -24,7 +24,6 @@ class TenantWatch:
         unknown_seconds: time since its progress was last known, while it worked.
         asleep_seconds: how long it has not worked, in windows that were used.
         slept: whether a window has shown it asleep; begun: whether one has shown it at work.
-        reported_at: end of the last reading of its own rate that was counted.
         response: how its progress depends on its neighbours' duties; None before the first window
             that shows it.
         lately: for each of the last windows that showed it, when it ended, and `response` before it; for windows
@@ -44,7 +43,6 @@ class TenantWatch:
     asleep_seconds: float = 0.0
     slept: bool = False
     begun: bool = False
-    reported_at: float = -math.inf
     response: Response | None = None
     lately: tuple[tuple[float, Response | None], ...] = ()
     slo: SloRelief = field(default_factory=SloRelief)

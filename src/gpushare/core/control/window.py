@@ -27,8 +27,6 @@ class WatchedTenant:
         slo: state of its own latency target; None if it has none, or nothing can be read.
         by_report: whether `progress` is what its program reports, and the counters alone do not surely show its
             promise missed (`rate_belief`).
-        reported_at: end of the reading that `progress` is taken from; None if it is inferred. Several windows show
-            one reading, which counts as one.
         in_vain: whether what neighbours gave up has not brought its reported rate nearer to its target so far.
         is_anew: whether `progress` is measured otherwise than in the windows before, so that estimates begin anew.
     """
@@ -45,7 +43,6 @@ class WatchedTenant:
     slo: SloSign | None = None
     is_light: bool = False
     by_report: bool = False
-    reported_at: float | None = None
     in_vain: bool = False
     is_anew: bool = False
 
