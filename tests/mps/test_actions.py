@@ -208,9 +208,8 @@ def test_with_a_containers_first_process_its_other_clients_get_their_time_too(tw
         now = [0.0]
 
         def pause(seconds: float) -> None:
-            if (
-                now[0] < DRAIN_SECONDS
-            ):  # then the first is killed, and Linux may wake the second to die before its turn
+            # Then the first is killed, and Linux may wake the second to die before its turn.
+            if now[0] < DRAIN_SECONDS:
                 until(lambda: is_stopped(first) and is_stopped(second), "both stopped")
                 seen.append(is_stopped(beside))
             now[0] += seconds

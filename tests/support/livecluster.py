@@ -418,8 +418,8 @@ class Namespace:
             return are_deleted and all(tenant.get("namespace") != self.name for tenant in tenants)
 
         wait_for(f"the GPUs free of {self.name}", free, seconds=60)
-        # The API server has forgotten them, and kubelet ends them moments later; its watch sleeps on for a minute and
-        # more after an outage of the API server. A GpuNode tells less than that.
+        # The API server has forgotten them, and kubelet ends them moments later; its watch sleeps on for a minute
+        # and more after an outage of the API server. A GpuNode tells less than that.
         wait_for(f"the end of the processes of {self.name}", lambda: not processes_of(*uids), seconds=180)
 
 
