@@ -25,7 +25,6 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 _LAST_CHUNK: Final = b"\n0\r\n\r\n"
 # No informational answer (1xx): the library would skip any number of them.
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] [2-5][0-9]{2}[ \r]")
-_SHOWN_BYTES: Final = 40
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -64,10 +63,10 @@ def body_of(answer: bytes | bytearray, who: str) -> bytes | SloTrouble:
     Args:
         who: named by the trouble.
     """
+    if _STATUS.match(answer) is None:
+        return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: it does not answer by HTTP/1.1")
     response = http.client.HTTPResponse(_Received(answer), method="GET")  # type: ignore[arg-type]
     try:
-        if _STATUS.match(answer) is None:
-            raise http.client.BadStatusLine(answer[:_SHOWN_BYTES].decode(errors="replace"))
         response.begin()
         if response.status != http.HTTPStatus.OK:
             return SloTrouble(SloReason.UNREACHABLE, f"{who} answers with status {response.status}")

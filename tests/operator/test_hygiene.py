@@ -150,13 +150,7 @@ async def test_a_kill_between_any_two_steps_of_a_replacement_ends_with_one_that_
     """One that was about to be evicted is so after the pause of a replacement, which it counts as."""
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED
-    for _ in range(killed_after):
-        bench.time += 1.0
-        bench.deliver()
-        await bench.retractor.step()
-        if killed_after % 2:  # killed before the status is written, or after
-            await bench.reconciler.step()
-    bench.start()
+    await bench.killed_after(killed_after)
     await bench.settle(310)
     assert bench.api.evicted == ["new"]
     assert bench.share("new").status.replacements.count in {1, 2}

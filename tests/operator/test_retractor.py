@@ -113,13 +113,8 @@ class Bench:
         self.retractor.node_changed(node, NodeReport.of({"metadata": {"name": node}, "status": to_json(status)}))
 
     def pod(self, name: str, gpu: str = "GPU-1", **annotations: str) -> None:
-        owner = {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "name": name,
-            "uid": f"s-{name}",
-            "controller": True,
-        }
+        owner: Json = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "uid": f"s-{name}"}
+        owner["controller"] = True
         decision = Decision((gpu,), 25, 8192, "2026-11-22T11:00:00Z").to_annotations()
         metadata: Json = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "ownerReferences": [owner]}
         metadata["annotations"] = {names.FRACTION: "0.25", **decision, **annotations}
@@ -148,6 +143,16 @@ class Bench:
         report = NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
         self.retractor.node_changed(self.node, report)
         self.world.put_node(self.node, report.pod_reports)
+
+    async def killed_after(self, seconds: int) -> None:
+        """Let an operator work for so long, and start another: before statuses are written, or after, in turn."""
+        for _ in range(seconds):
+            self.time += 1.0
+            self.deliver()
+            await self.retractor.step()
+            if seconds % 2:
+                await self.reconciler.step()
+        self.start()
 
     async def settle(self, seconds: int = 5) -> None:
         for _ in range(seconds):
@@ -223,13 +228,7 @@ async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
 @pytest.mark.parametrize("killed_after", range(6))
 async def test_a_kill_between_any_two_steps_ends_in_the_same_state(bench: Bench, killed_after: int) -> None:
     bench.asks["uid-new"] = WHY
-    for _ in range(killed_after):
-        bench.time += 1.0
-        bench.deliver()
-        await bench.retractor.step()
-        if killed_after % 2:  # killed before the status is written, or after
-            await bench.reconciler.step()
-    bench.start()
+    await bench.killed_after(killed_after)
     await bench.settle(8)
     assert bench.api.evicted == ["new"]
     (record,) = bench.share("new").status.retractions

@@ -574,7 +574,6 @@ class Gate:
         step = self._endings.end(pid, client.start_ticks)
         if step is EndingStep.REFUSED:
             await self._control.run(commands.terminate_client(server_pid, pid))
-            self._ledger.note_terminated(pid)
         elif step is not EndingStep.GONE and is_namespace_init(pid):
             # The kernel kills the rest of its container with it, so their kernels must finish too.
             for other in clients:

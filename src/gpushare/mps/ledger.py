@@ -137,7 +137,10 @@ class ClientLedger:
         )
 
     def note_terminated(self, pid: int) -> None:
-        """Record that the server has ended this client; may be called from another thread."""
+        """Record that the server has ended this client, whose threads were held; called from another thread.
+
+        Without that, the end of a client may itself begin a fault, a moment later (gpushare.mps.ending).
+        """
         self._terminated.append((pid, self._clock()))
 
     def lost_in_their_turn(self, earliest: float) -> tuple[Presence, ...]:
